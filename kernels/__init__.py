@@ -1,0 +1,1 @@
+"""Triton-language kernels of the DSpine operators, importable as ``dspine_kernels`` after installation."""

@@ -1,0 +1,67 @@
+"""Runs torch.export over an entry point with fake weights and named dynamic dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from dspine_export.capture.entries import (
+    BATCH,
+    CONTEXT,
+    TOKENS,
+    ContextEntry,
+    DraftEntry,
+    EntryContract,
+    TensorSpec,
+    UnaryDraftEntry,
+    context_contract,
+    draft_contract,
+)
+from dspine_export.checkpoint.config import DrafterConfig
+from dspine_export.errors import BuildError
+from dspine_export.model.drafter_model import DrafterModel
+
+MAX_BATCH = 4096
+MAX_CONTEXT = 1 << 20
+# Sizes torch.export sees: any distinct values above 1, since 0 and 1 are specialised.
+EXAMPLE_SIZES = {BATCH: 3, CONTEXT: 11, TOKENS: 5}
+
+
+@dataclass(frozen=True)
+class TracedEntry:
+    """An exported entry point. Parameters of `program` are fakes named as in the checkpoint, prefixed ``model.``."""
+
+    program: ExportedProgram
+    contract: EntryContract
+    config: DrafterConfig
+    dtype: torch.dtype
+
+
+def trace_entries(config: DrafterConfig, dtype: torch.dtype) -> dict[str, TracedEntry]:
+    """Both entry points, by name ("context", "draft"). dtype: float32 or bfloat16."""
+    draft_module = DraftEntry if config.transfer is not None else UnaryDraftEntry
+    pairs = ((context_contract(config), ContextEntry), (draft_contract(config), draft_module))
+    return {contract.name: _trace(contract, module, config, dtype) for contract, module in pairs}
+
+
+def _trace(contract: EntryContract, entry: type, config: DrafterConfig, dtype: torch.dtype) -> TracedEntry:
+    dims = {BATCH: Dim(BATCH, min=1, max=MAX_BATCH), CONTEXT: Dim(CONTEXT, min=1, max=MAX_CONTEXT), TOKENS: Dim(TOKENS, min=1, max=MAX_CONTEXT)}
+    shapes = tuple({axis: dims[d] for axis, d in enumerate(spec.shape) if isinstance(d, str)} for spec in contract.inputs)
+    try:
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            module = entry(DrafterModel(config).to(dtype)).eval().requires_grad_(False)
+            example = tuple(_example(spec, dtype) for spec in contract.inputs)
+        program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise BuildError("torch.export could not trace the drafter", where=f"{contract.name} entry", got=str(error)[:2000]) from error
+    return TracedEntry(program, contract, config, dtype)
+
+
+def _example(spec: TensorSpec, dtype: torch.dtype) -> torch.Tensor:
+    shape = tuple(EXAMPLE_SIZES[d] if isinstance(d, str) else d for d in spec.shape)
+    kind = dtype if spec.dtype == "T" else getattr(torch, spec.dtype)
+    return torch.zeros(shape, dtype=kind)

@@ -1,0 +1,101 @@
+"""Checkpoint -> model: reads validated tensors, resolves the transfer codes, binds the target's embedding and head."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dspine_export.checkpoint.config import DrafterConfig
+from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
+from dspine_export.errors import CheckpointError
+from dspine_export.model.drafter import Drafter
+from dspine_export.model.drafter_model import DrafterModel
+from dspine_export.model.transfer import GRAM_TOLERANCE, gram_difference, recompute_codes
+
+COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A validated checkpoint whose weights are still on disk."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def config(self) -> DrafterConfig:
+        return self.checkpoint.config
+
+    def bind(self, *, embed_tokens: Tensor, lm_head: Tensor, check_codes: bool = True) -> Drafter:
+        """Reads the weights into the dtype and device of the target's tensors.
+
+        Args:
+            embed_tokens, lm_head: the target's [V, d]; float32, bfloat16 (or float64, for reference computations).
+            check_codes: compare stored transfer codes with the head (one eigendecomposition) and warn when they differ.
+
+        Raises:
+            CheckpointError: the tensors do not fit the drafter, or codes must be recomputed and may not be.
+        """
+        _check_bound(self.config, embed_tokens, lm_head)
+        model = build_model(self.checkpoint)
+        model.transfer_codes = resolve_codes(self.checkpoint, lm_head, check=check_codes)
+        model = model.to(device=embed_tokens.device, dtype=embed_tokens.dtype).eval().requires_grad_(False)
+        return Drafter(model, embed_tokens.detach(), lm_head.detach())
+
+
+def load_checkpoint(path: str | Path) -> LoadedCheckpoint:
+    """Opens and fully validates a drafter checkpoint directory. See `checkpoint.load` for the layouts.
+
+    Raises:
+        CheckpointError: missing, damaged or unsupported.
+    """
+    return LoadedCheckpoint(open_checkpoint(Path(path)))
+
+
+def build_model(checkpoint: Checkpoint) -> DrafterModel:
+    """A DrafterModel holding the checkpoint's tensors as stored; transfer codes are left out (see `resolve_codes`)."""
+    with torch.device("meta"):
+        model = DrafterModel(checkpoint.config)
+    model.transfer_codes = None
+    state = {name: checkpoint.tensors.read(name) for name in model.state_dict()}
+    model.load_state_dict(state, strict=True, assign=True)
+    return model
+
+
+def resolve_codes(checkpoint: Checkpoint, lm_head: Tensor, *, check: bool = True) -> Tensor | None:
+    """Stored codes, else recomputed ones where the checkpoint allows it; None for DFlash. [V, r]"""
+    transfer = checkpoint.config.transfer
+    if transfer is None:
+        return None
+    if checkpoint.codes is None:
+        return recompute_codes(transfer, lm_head)
+    codes = checkpoint.tensors.read(checkpoint.codes.name)
+    if check and not (difference := gram_difference(codes, lm_head)) <= GRAM_TOLERANCE:
+        warnings.warn(
+            f"transfer_codes do not belong to this lm_head (Gram matrices differ by {difference:.3g}): the drafter was most likely "
+            "trained for another target, or the target's head was quantised or fine-tuned since; expect a low acceptance length",
+            stacklevel=3,
+        )
+    return codes
+
+
+def _check_bound(config: DrafterConfig, embed_tokens: Tensor, lm_head: Tensor) -> None:
+    expected = (config.vocab_size, config.hidden_size)
+    for name, tensor in (("embed_tokens", embed_tokens), ("lm_head", lm_head)):
+        if tuple(tensor.shape) != expected:
+            raise CheckpointError(
+                "The target's tensor does not fit the drafter",
+                where=name,
+                got=list(tensor.shape),
+                expected=f"{list(expected)} (vocabulary rows, hidden size)",
+                fix="bind the embedding and head of the target this drafter was trained for, padded rows included",
+            )
+        if tensor.dtype not in COMPUTE_DTYPES:
+            fix = "convert to bfloat16 or float32: hidden states of the supported targets exceed what float16 can hold"
+            raise CheckpointError("Unsupported compute dtype", where=name, got=tensor.dtype, expected=COMPUTE_DTYPES, fix=fix)
+    if (embed_tokens.dtype, embed_tokens.device) != (lm_head.dtype, lm_head.device):
+        got = f"{embed_tokens.dtype} on {embed_tokens.device} and {lm_head.dtype} on {lm_head.device}"
+        raise CheckpointError("embed_tokens and lm_head differ in dtype or device", got=got, expected="the same for both")

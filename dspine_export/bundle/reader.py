@@ -1,0 +1,142 @@
+"""Opening a finished bundle: parse the manifest strictly, then check the files it lists."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dspine_export.bundle.hashing import sha256_of, walk_files
+from dspine_export.bundle.manifest import FORMAT, MANIFEST_NAME, SCHEMA_VERSION, FileEntry, Manifest
+from dspine_export.errors import OutputError, UsageError, VerificationError
+
+_MANIFEST_LIMIT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A finished bundle: its absolute directory and parsed manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, relative: str) -> Path:
+        """The absolute path of a listed file."""
+        return self.path / relative
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether ``path`` is a directory with a dspine manifest, of any schema version and however damaged its files are."""
+    try:
+        return _read_manifest(path).get("format") == FORMAT
+    except (UsageError, VerificationError):
+        return False
+
+
+def open_bundle(path: Path, *, check_hashes: bool = False) -> Bundle:
+    """Open a bundle; every listed file must exist with its size, and with its sha256 when ``check_hashes`` is set.
+
+    Raises:
+        UsageError: not a bundle, or written by a version with another manifest schema.
+        VerificationError: the manifest is damaged, or a file is missing, changed or not listed.
+    """
+    path = path.absolute()
+    manifest = _parse(path, _read_manifest(path))
+    for entry in manifest.files:
+        _check_file(path, entry, check_hashes=check_hashes)
+    if check_hashes:
+        _check_nothing_else(path, manifest)
+    return Bundle(path, manifest)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    source = path / MANIFEST_NAME
+    if not path.is_dir():
+        raise UsageError("no such bundle", where=path, expected="the output directory of `dspine-export build`")
+    if not source.is_file():
+        raise UsageError(
+            "this directory is not a dspine bundle",
+            where=path,
+            got=f"no {MANIFEST_NAME}",
+            expected="the output directory of `dspine-export build`",
+        )
+    if source.stat().st_size > _MANIFEST_LIMIT_BYTES:
+        raise VerificationError(
+            "the manifest is too large to be one", where=source, got=f"{source.stat().st_size} bytes"
+        )
+    try:
+        document = json.loads(source.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise VerificationError(
+            "the manifest is not valid JSON", where=source, got=error, fix="build the bundle again"
+        ) from error
+    if not isinstance(document, dict):
+        raise VerificationError("the manifest is not a JSON object", where=source, fix="build the bundle again")
+    return document
+
+
+def _parse(path: Path, document: dict[str, Any]) -> Manifest:
+    source = path / MANIFEST_NAME
+    if document.get("format") != FORMAT:
+        raise UsageError(
+            "this manifest is not a dspine bundle's", where=source, got=document.get("format"), expected=FORMAT
+        )
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise UsageError(
+            "this bundle was written with another manifest schema",
+            where=source,
+            got=document.get("schema_version"),
+            expected=SCHEMA_VERSION,
+            fix="build it again with this version of dspine-export",
+        )
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise VerificationError(
+            "the manifest is damaged", where=f"{source}: {key}", got=first["msg"], fix="build the bundle again"
+        ) from error
+
+
+def _check_file(root: Path, entry: FileEntry, *, check_hashes: bool) -> None:
+    path = root / entry.path
+    fix = "copy the whole bundle directory again, or build it again"
+    if not path.is_file():
+        raise VerificationError(
+            "a file of the bundle is missing", where=path, expected=f"{entry.size_bytes} bytes", fix=fix
+        )
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise VerificationError(
+            "a file of the bundle is a link that leads outside it", where=path, got=path.resolve(), fix=fix
+        )
+    size = path.stat().st_size
+    if size != entry.size_bytes:
+        raise VerificationError(
+            "a file of the bundle has the wrong size",
+            where=path,
+            got=f"{size} bytes",
+            expected=f"{entry.size_bytes} bytes",
+            fix=fix,
+        )
+    if check_hashes and (digest := sha256_of(path)) != entry.sha256:
+        raise VerificationError(
+            "a file of the bundle was changed", where=path, got=digest, expected=entry.sha256, fix=fix
+        )
+
+
+def _check_nothing_else(root: Path, manifest: Manifest) -> None:
+    listed = {entry.path for entry in manifest.files}
+    try:
+        extra = [path for path in walk_files(root) if path.relative_to(root).as_posix() not in listed]
+    except OutputError as error:
+        raise VerificationError(error.what, where=error.where, got=error.got) from error
+    if extra:
+        raise VerificationError(
+            "the bundle holds a file its manifest does not list",
+            where=extra[0],
+            fix="remove the file, or build the bundle again",
+        )

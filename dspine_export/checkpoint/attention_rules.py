@@ -71,15 +71,7 @@ def resolve_windows(
             got=ascii(unknown[0]),
             expected=f"{FULL_ATTENTION} or {SLIDING_ATTENTION}",
         )
-    window, nested = raw.sliding_window, raw.dflash_config.swa_window_size
-    if raw.dflash_config.use_swa:
-        if None not in (window, nested) and window != nested:
-            raise CheckpointError(
-                "sliding_window and dflash_config.swa_window_size disagree", where=where, got=f"{window} and {nested}"
-            )
-        window = window or nested
-        if SLIDING_ATTENTION not in types:  # ModelOpt's way of saying that all layers slide
-            types = (SLIDING_ATTENTION,) * count
+    types, window = _apply_use_swa(raw, types, where)
     if SLIDING_ATTENTION not in types:
         return types, None
     if layout == "reference":
@@ -91,6 +83,20 @@ def resolve_windows(
     if raw.use_sliding_window is False:
         warnings.append("use_sliding_window is false but layer_types names sliding layers; layer_types decides")
     return types, window
+
+
+def _apply_use_swa(raw: RawConfig, types: tuple[str, ...], where: str) -> tuple[tuple[str, ...], int | None]:
+    """ModelOpt's `dflash_config.use_swa`: all layers slide, although `layer_types` still says full attention."""
+    window, nested = raw.sliding_window, raw.dflash_config.swa_window_size
+    if not raw.dflash_config.use_swa:
+        return types, window
+    if window is not None and nested is not None and window != nested:
+        raise CheckpointError(
+            "sliding_window and dflash_config.swa_window_size disagree", where=where, got=f"{window} and {nested}"
+        )
+    if SLIDING_ATTENTION not in types:
+        types = (SLIDING_ATTENTION,) * len(types)
+    return types, window or nested
 
 
 def resolve_rope_theta(raw: RawConfig, where: str) -> float:

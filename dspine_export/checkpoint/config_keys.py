@@ -27,10 +27,11 @@ BOOKKEEPING = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# One of these words makes a key a training key; weight, scale or steps alone would not: they may act at inference.
 _TRAINING_WORDS = frozenset(
     """
-    loss weight alpha beta gamma warmup step steps epoch epochs lr learning replacement alignment probability prob ratio threshold schedule
-    anneal decay seed train training trained trainer optimizer batch anchors dataset data teacher distill distillation dropout
+    loss ce l1 kl cosine gamma lambda warmup epoch epochs lr learning replacement alignment align schedule anneal decay seed train training
+    trained trainer optimizer batch anchors dataset data teacher distill distillation dropout candidate_mass_threshold
     """.split()  # noqa: SIM905
 )
 _STRUCTURAL_WORDS = frozenset("type kind mode activation act head heads norm gate projector layout order scale".split())  # noqa: SIM905
@@ -38,7 +39,7 @@ _STRUCTURAL_WORDS = frozenset("type kind mode activation act head heads norm gat
 
 def is_training_key(key: str) -> bool:
     """Whether the words of `key` say that it steered training only (`alignment_warmup_steps`), not the model's structure."""
-    words = set(key.lower().split("_"))
+    words = {key, *key.lower().split("_")}
     return bool(words & _TRAINING_WORDS) and not words & _STRUCTURAL_WORDS
 
 

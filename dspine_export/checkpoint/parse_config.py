@@ -7,19 +7,12 @@ from typing import Any
 
 from dspine_export.checkpoint.architectures import DSPINE, check_architecture, detect_layout, flatten
 from dspine_export.checkpoint.attention_rules import resolve_causality, resolve_rope_theta, resolve_windows
-from dspine_export.checkpoint.config import (
-    PROBE_COMPONENTS,
-    PROBE_ROWS,
-    DrafterConfig,
-    Layout,
-    TransferConfig,
-    TransferProbe,
-)
-from dspine_export.checkpoint.raw_config import RawConfig, RawProbe, parse_raw_config, parse_raw_transfer
+from dspine_export.checkpoint.config import DrafterConfig, Layout
+from dspine_export.checkpoint.raw_config import RawConfig, parse_raw_config
+from dspine_export.checkpoint.transfer_config import check_transfer_sizes, parse_transfer
 from dspine_export.errors import CheckpointError
 
 REFERENCE_BLOCK_SIZE = 16
-REFERENCE_TOP_K = 16
 _MAX_BLOCK_SIZE = 1024
 _MODEL_TYPES = (None, "qwen3", "dspine", "dflash", "speculator_model")
 
@@ -42,10 +35,7 @@ def parse_config(
     """
     flat = flatten(raw_json, where)
     layout = detect_layout(flat, list(shapes), has_codes_file)
-    names = flat.get("architectures")
-    architecture = check_architecture(
-        names if isinstance(names, list) and all(isinstance(n, str) for n in names) else None, layout, where
-    )
+    architecture = check_architecture(_declared(flat, where), layout, where)
     raw = parse_raw_config(flat, where)
     _check_family(raw, architecture, where)
     layer_types, window = resolve_windows(raw, layout, where, warnings)
@@ -70,10 +60,22 @@ def parse_config(
         layer_types=layer_types,
         sliding_window=window,
         dtype=None if raw.dtype is None else raw.dtype.removeprefix("torch."),
-        transfer=_transfer(flat, layout, shapes, where),
+        transfer=parse_transfer(flat, layout, shapes, where),
     )
     _check_consistency(config, where)
     return config
+
+
+def _declared(flat: Mapping[str, Any], where: str) -> list[str] | None:
+    names = flat.get("architectures")
+    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return names
+    raise CheckpointError(
+        "Bad value of configuration key 'architectures'",
+        where=where,
+        got=ascii(names)[:100],
+        expected="a list of names",
+    )
 
 
 def _check_family(raw: RawConfig, architecture: str, where: str) -> None:
@@ -204,44 +206,6 @@ def _taps(raw: RawConfig, where: str) -> tuple[int, ...]:
     return taps
 
 
-def _transfer(
-    flat: Mapping[str, Any], layout: Layout, shapes: Mapping[str, tuple[int, ...]], where: str
-) -> TransferConfig | None:
-    if layout == "dflash":
-        return None
-    if layout == "reference":
-        readout, message = shapes.get("injection.readouts.0.weight"), shapes.get("injection.message.weight")
-        if readout is None or message is None or len(readout) != 2 or len(message) != 2:
-            raise CheckpointError(
-                "Reference layout without its injection tensors",
-                where=where,
-                expected="injection.readouts.0.weight [r, d] and injection.message.weight [m, r], which state r and m",
-            )
-        return TransferConfig(rank=readout[0], message_size=message[0], top_k=REFERENCE_TOP_K)
-    raw, extra = parse_raw_transfer(flat["dspine_config"], where)
-    probe = (
-        None
-        if raw.transfer_probe is None
-        else _probe(raw.transfer_probe, raw.transfer_rank, int(flat["vocab_size"]), where)
-    )
-    return TransferConfig(raw.transfer_rank, raw.message_size, raw.top_k, raw.transfer_basis, probe, extra)
-
-
-def _probe(raw: RawProbe, rank: int, vocab_size: int, where: str) -> TransferProbe:
-    rows, width = min(PROBE_ROWS, vocab_size), min(PROBE_COMPONENTS, rank)
-    ids = raw.token_ids
-    good = len(ids) == len(raw.components) == rows and len(set(ids)) == rows and max(ids) < vocab_size
-    if not good or any(
-        len(row) != width or not all(-1.0001 <= value <= 1.0001 for value in row) for row in raw.components
-    ):
-        raise CheckpointError(
-            "Bad transfer_probe",
-            where=f"{where}: dspine_config.transfer_probe",
-            expected=f"token_ids: {rows} distinct ids below {vocab_size}; components: {rows} rows of {width} numbers within [-1, 1]",
-        )
-    return TransferProbe(ids, raw.components)
-
-
 def _check_consistency(config: DrafterConfig, where: str) -> None:
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
@@ -253,15 +217,5 @@ def _check_consistency(config: DrafterConfig, where: str) -> None:
         raise CheckpointError(
             "head_dim is odd", where=where, got=config.head_dim, expected="an even number (rotate-half rope)"
         )
-    transfer = config.transfer
-    if transfer is None:
-        return
-    if transfer.top_k > config.vocab_size:
-        raise CheckpointError(
-            "top_k exceeds the vocabulary", where=where, got=transfer.top_k, expected=f"at most {config.vocab_size}"
-        )
-    limit = min(config.hidden_size, config.vocab_size - 1)
-    if transfer.rank > limit:
-        raise CheckpointError(
-            "transfer_rank is too large", where=where, got=transfer.rank, expected=f"at most min(d, V - 1) = {limit}"
-        )
+    if config.transfer is not None:
+        check_transfer_sizes(config.transfer, config.hidden_size, config.vocab_size, where)

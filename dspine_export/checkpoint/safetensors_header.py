@@ -106,26 +106,30 @@ def _tensor_info(path: Path, name: str, entry: object, data_start: int, data_siz
         raise CheckpointError(
             "Bad data_offsets", where=where, got=ascii(offsets)[:200], expected="[begin, end] with begin <= end"
         )
-    begin, end = offsets
+    info = TensorInfo(name, dtype, tuple(shape), path, data_start + offsets[0], offsets[1] - offsets[0])
+    _check_extent(info, where, offsets[1], data_size)
+    return info
+
+
+def _check_extent(info: TensorInfo, where: str, end: int, data_size: int) -> None:
     if end > data_size:
         raise CheckpointError(
             "Tensor data reaches past the end of the file",
             where=where,
-            got=f"bytes {begin}..{end} of the data area",
+            got=f"data up to byte {end}",
             expected=f"at most {data_size} bytes",
             fix=_REDOWNLOAD,
         )
-    bits = DTYPE_BITS[dtype]
-    for size in shape:
+    bits = DTYPE_BITS[info.dtype]
+    for size in info.shape:
         bits *= size
-    if bits != 8 * (end - begin):
+    if bits != 8 * info.size_bytes:
         raise CheckpointError(
             "Tensor size does not match its shape and dtype",
             where=where,
-            got=f"{end - begin} bytes",
-            expected=f"{dtype} {shape}",
+            got=f"{info.size_bytes} bytes",
+            expected=f"{info.dtype} {list(info.shape)}",
         )
-    return TensorInfo(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
 def _check_tiling(path: Path, infos: list[TensorInfo], data_start: int, file_size: int) -> None:

@@ -35,7 +35,7 @@ def torch_dtype(info: TensorInfo) -> torch.dtype:
 
 
 class TensorStore(Mapping[str, TensorInfo]):
-    """Name -> `TensorInfo`, plus `read`. Nothing is loaded until asked for; maps are private, so files can never be written through them."""
+    """Name -> `TensorInfo`, plus `read`. Nothing is loaded until asked for, and the files are never written to."""
 
     def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
         self._infos = dict(infos)

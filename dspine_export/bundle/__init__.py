@@ -3,7 +3,6 @@
 from dspine_export.bundle.failures import require_free_space
 from dspine_export.bundle.hashing import inventory, sha256_of
 from dspine_export.bundle.manifest import (
-    DimRange,
     DrafterSummary,
     EngineEntry,
     EntryContract,
@@ -19,7 +18,6 @@ from dspine_export.bundle.staging import check_output, staged_bundle, write_mani
 
 __all__ = [
     "Bundle",
-    "DimRange",
     "DrafterSummary",
     "EngineEntry",
     "EntryContract",

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from dspine_export.recipes.schema import DimRange
+
 FORMAT: Literal["dspine-bundle"] = "dspine-bundle"
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_NAME = "manifest.json"
@@ -79,20 +81,6 @@ class EntryContract(_Strict):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-
-
-class DimRange(_Strict):
-    """An optimisation profile's range of one dynamic dimension."""
-
-    min: Annotated[int, Field(ge=0)]
-    opt: Annotated[int, Field(ge=0)]
-    max: Annotated[int, Field(ge=1)]
-
-    @model_validator(mode="after")
-    def _ordered(self) -> DimRange:
-        if not self.min <= self.opt <= self.max:
-            raise ValueError(f"needs min <= opt <= max, got {self.min}, {self.opt}, {self.max}")
-        return self
 
 
 class EngineEntry(_Strict):

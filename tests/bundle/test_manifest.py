@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dspine_export.bundle import DimRange, EngineEntry, FileEntry, Manifest
+from dspine_export.bundle import EngineEntry, FileEntry, Manifest
 
 from .conftest import manifest_of
 
@@ -23,12 +23,6 @@ def test_paths_stay_inside(path: str) -> None:
 def test_digest_is_sha256_hex(digest: str) -> None:
     with pytest.raises(ValidationError):
         FileEntry(path="a", sha256=digest, size_bytes=1)
-
-
-@pytest.mark.parametrize("values", [(2, 1, 3), (1, 4, 3), (-1, 1, 1), (0, 0, 0)])
-def test_ranges_are_ordered(values: tuple[int, int, int]) -> None:
-    with pytest.raises(ValidationError):
-        DimRange(min=values[0], opt=values[1], max=values[2])
 
 
 def test_round_trip_and_unknown_keys(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "dspine_export"
 ORDER: tuple[tuple[str, ...], ...] = (
     ("errors", "ops_schema", "version"),
     ("recipes",),
-    ("checkpoint",),
+    ("checkpoint", "example"),
     ("model",),
     ("capture",),
     ("passes",),
@@ -31,7 +31,18 @@ ORDER: tuple[tuple[str, ...], ...] = (
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FACADE = "__init__"  # the package's own namespace forwards lazily to the model
 
-TORCH_LAYERS = {"checkpoint", "model", "capture", "passes", "lowering", "runtime", "vllm", "triton", "trtllm"}
+TORCH_LAYERS = {
+    "checkpoint",
+    "example",
+    "model",
+    "capture",
+    "passes",
+    "lowering",
+    "runtime",
+    "vllm",
+    "triton",
+    "trtllm",
+}
 HEAVY = {
     "torch": TORCH_LAYERS,
     "onnx": {"passes", "lowering"},
@@ -47,7 +58,7 @@ HEAVY = {
     "pydantic": {"recipes", "checkpoint", "bundle"},
     "rich": {"cli"},
     "typer": {"cli"},
-    "gguf": set(),
+    "gguf": {"example"},
 }
 
 

@@ -1,0 +1,104 @@
+"""What a recipe may say. Unknown keys are refused; ranges are checked here, not where a builder would fail over them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
+_Size = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+class DimRange(_Strict):
+    """The sizes one dynamic dimension may take; kernels are chosen for ``opt``."""
+
+    min: _Size
+    opt: _Size
+    max: _Size
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DimRange:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"needs min <= opt <= max, got min {self.min}, opt {self.opt}, max {self.max}")
+        return self
+
+
+class Profile(_Strict):
+    """Dynamic sizes of both plans.
+
+    ``batch``: sequences per call. ``context``: columns of the K/V cache. ``tokens``: context rows appended per call.
+    """
+
+    batch: DimRange = DimRange(min=1, opt=1, max=8)
+    context: DimRange = DimRange(min=1, opt=1024, max=4096)
+    tokens: DimRange = DimRange(min=1, opt=16, max=1024)
+
+    @model_validator(mode="after")
+    def _appendable(self) -> Profile:
+        if self.tokens.max > self.context.max:
+            raise ValueError(f"tokens.max {self.tokens.max} is more than context.max {self.context.max} can hold")
+        return self
+
+
+class Pair(_Strict):
+    """The pair a recipe is for; a checkpoint that differs is refused before anything is built."""
+
+    target_architecture: str | None = None
+    target_layers: _Size | None = None
+    hidden_size: _Size | None = None
+    vocab_size: _Size | None = None
+
+
+class BuildSettings(_Strict):
+    """What to build. ``trtllm`` ends with an engine for TensorRT, ``onnx`` with the graphs."""
+
+    target: Literal["trtllm", "onnx"] = "trtllm"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    builder: Literal["auto", "tensorrt", "tensorrt-rtx"] = "auto"
+    compute_capability: str | None = None
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _alias(cls, value: object) -> object:
+        if value in ("float16", "fp16", "half"):
+            raise ValueError("float16 overflows on the target's hidden states; use bfloat16 or float32")
+        return _DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("compute_capability", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, float) else value
+
+
+class Verification(_Strict):
+    """Random states on which the built graphs are compared with the torch model; every batch mixes ragged lengths."""
+
+    enabled: bool = True
+    batch_sizes: tuple[_Size, ...] = (1, 3)
+    context_lengths: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = (0, 1, 33)
+    seed: int = 0
+
+
+class Memory(_Strict):
+    """Estimated sizes in GB (1e9 bytes): both plans, the builder's peak, the K/V cache at the profile's maximum."""
+
+    plans_gb: float
+    builder_peak_gb: float
+    cache_gb: float
+
+
+class Recipe(_Strict):
+    """One recipe file."""
+
+    name: str = "default"
+    description: str = ""
+    pair: Pair = Pair()
+    build: BuildSettings = BuildSettings()
+    profile: Profile = Profile()
+    verification: Verification = Verification()
+    memory: Memory | None = None

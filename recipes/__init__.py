@@ -1,0 +1,1 @@
+"""Shipped build recipes, package data of ``dspine_recipes``."""

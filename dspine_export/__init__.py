@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from dspine_export.version import __version__
 
 if TYPE_CHECKING:
-    from dspine_export.model import load_checkpoint
+    from dspine_export.model.loading import load_checkpoint
 
 __all__ = ["__version__", "load_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "load_checkpoint":
-        from dspine_export.model import load_checkpoint
+        from dspine_export.model.loading import load_checkpoint
 
         return load_checkpoint
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

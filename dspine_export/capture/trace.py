@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -52,13 +54,24 @@ def _trace(contract: EntryContract, entry: type, config: DrafterConfig, dtype: t
     dims = {BATCH: Dim(BATCH, min=1, max=MAX_BATCH), CONTEXT: Dim(CONTEXT, min=1, max=MAX_CONTEXT), TOKENS: Dim(TOKENS, min=1, max=MAX_CONTEXT)}
     shapes = tuple({axis: dims[d] for axis, d in enumerate(spec.shape) if isinstance(d, str)} for spec in contract.inputs)
     try:
-        with FakeTensorMode(shape_env=ShapeEnv()):
-            module = entry(DrafterModel(config).to(dtype)).eval().requires_grad_(False)
+        with FakeTensorMode(shape_env=ShapeEnv()), _default_dtype(dtype):
+            module = entry(DrafterModel(config)).eval().requires_grad_(False)
             example = tuple(_example(spec, dtype) for spec in contract.inputs)
         program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise BuildError("torch.export could not trace the drafter", where=f"{contract.name} entry", got=str(error)[:2000]) from error
     return TracedEntry(program, contract, config, dtype)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Fake parameters cannot be converted after construction, so they are created in the compute dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _example(spec: TensorSpec, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Graph rewrites between capture and lowering: one straight-line list of named passes, verified after each."""

@@ -1,0 +1,1 @@
+"""The ``dspine-export`` command: options in, text or JSON out. No logic lives here."""

@@ -27,8 +27,7 @@ def parse_config(
     """Validate `raw_json` and resolve its layout.
 
     Args:
-        raw_json: the parsed `config.json`.
-        where: its path, for messages.
+        raw_json: the parsed `config.json`; `where` is its path, for messages.
         shapes: shape of every stored tensor, by canonical name; the reference layout takes r and m from them.
         has_codes_file: whether the reference layout's separate codes file is present.
         warnings: receives notes about tolerated oddities.
@@ -38,8 +37,22 @@ def parse_config(
     architecture = check_architecture(_declared(flat, where), layout, where)
     raw = parse_raw_config(flat, where)
     _check_family(raw, architecture, where)
+    config = _resolve(raw, flat, layout, architecture, shapes, where, warnings)
+    _check_consistency(config, where)
+    return config
+
+
+def _resolve(
+    raw: RawConfig,
+    flat: Mapping[str, Any],
+    layout: Layout,
+    architecture: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    where: str,
+    warnings: list[str],
+) -> DrafterConfig:
     layer_types, window = resolve_windows(raw, layout, where, warnings)
-    config = DrafterConfig(
+    return DrafterConfig(
         layout=layout,
         architecture=architecture,
         hidden_size=raw.hidden_size,
@@ -62,8 +75,6 @@ def parse_config(
         dtype=None if raw.dtype is None else raw.dtype.removeprefix("torch."),
         transfer=parse_transfer(flat, layout, shapes, where),
     )
-    _check_consistency(config, where)
-    return config
 
 
 def _declared(flat: Mapping[str, Any], where: str) -> list[str] | None:
@@ -102,6 +113,10 @@ def _check_family(raw: RawConfig, architecture: str, where: str) -> None:
         raise CheckpointError(
             "Unsupported attention_mode", where=where, got=ascii(nested.attention_mode)[:60], expected="gqa or mha"
         )
+    _check_other_conventions(raw, where)
+
+
+def _check_other_conventions(raw: RawConfig, where: str) -> None:
     if raw.sample_from_anchor:
         raise CheckpointError(
             "sample_from_anchor: true means shifted slots (DSpark)",

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from dspine_export.recipes.schema import DimRange
+from dspine_export.recipes.schema import Profile, Recipe
 
 FORMAT: Literal["dspine-bundle"] = "dspine-bundle"
 SCHEMA_VERSION: Literal[1] = 1
@@ -93,7 +93,8 @@ class EngineEntry(_Strict):
     plugin_library: RelativePath | None = None
     plugin_abi: str | None = None
     plans: dict[str, RelativePath]
-    profile: dict[str, DimRange]
+    compute_capabilities: tuple[str, ...]
+    profile: Profile
     seconds: float | None = None
 
 
@@ -115,17 +116,15 @@ class StageRecord(_Strict):
 
 
 class Manifest(_Strict):
-    """The whole of ``manifest.json``."""
+    """The whole of ``manifest.json``. ``recipe`` is the one the build used, options applied: targets, dtype, profile, verification."""
 
     format: Literal["dspine-bundle"] = FORMAT
     schema_version: Literal[1] = SCHEMA_VERSION
-    target: str
-    dtype: str
+    recipe: Recipe
     drafter: DrafterSummary
     sources: tuple[SourceFile, ...]
     versions: dict[str, str]
     entries: dict[str, EntryContract] = {}
-    profile: dict[str, DimRange] = {}
     stages: tuple[StageRecord, ...] = ()
     engines: tuple[EngineEntry, ...] = ()
     verification: tuple[VerificationResult, ...] = ()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dspine_export.bundle import DrafterSummary, Manifest, inventory, staged_bundle, write_manifest
+from dspine_export.recipes import Recipe
 
 
 def manifest_of(staging: Path) -> Manifest:
@@ -22,7 +23,7 @@ def manifest_of(staging: Path) -> Manifest:
         mask_token_id=3,
         target_layer_ids=(0, 2),
     )
-    return Manifest(target="onnx", dtype="float32", drafter=drafter, sources=(), versions={}, files=inventory(staging))
+    return Manifest(recipe=Recipe(), drafter=drafter, sources=(), versions={}, files=inventory(staging))
 
 
 def publish(output: Path, text: str, *, force: bool = False) -> None:

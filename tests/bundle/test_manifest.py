@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from dspine_export.bundle import EngineEntry, FileEntry, Manifest
+from dspine_export.recipes import Profile
 
 from .conftest import manifest_of
 
@@ -35,12 +36,13 @@ def test_round_trip_and_unknown_keys(tmp_path: Path) -> None:
 
 def test_engine_files_must_be_listed(tmp_path: Path) -> None:
     engine = EngineEntry(
-        id="engines/rtx-1-sm_90",
+        id="engines/rtx-1-sm90",
         builder="rtx",
         builder_version="1",
-        sm="sm_90",
-        plans={"draft": "engines/x.plan"},
-        profile={},
+        sm="sm90",
+        compute_capabilities=("9.0",),
+        plans={"draft": "engines/rtx-1-sm90/draft.plan"},
+        profile=Profile(),
     )
     document = manifest_of(tmp_path).model_dump()
     with pytest.raises(ValidationError, match="not listed"):

@@ -29,6 +29,11 @@ Operand const& operandAt(OpSchema const& schema, int32_t position)
     return position < schema.nbInputs ? schema.inputs[position] : schema.outputs[position - schema.nbInputs];
 }
 
+Dims staticDims(PluginTensorDesc const& desc)
+{
+    return desc.dims;
+}
+
 IDimensionExpr const* inputDimension(OpSchema const& schema, DimsExprs const* inputs, Dim const& wanted)
 {
     for (int32_t i = 0; i < schema.nbInputs; ++i)
@@ -190,37 +195,9 @@ bool OpPlugin::supportsFormatCombination(
     return known && type == inOut[first].desc.type;
 }
 
-bool OpPlugin::withinLimits(Sizes const& sizes) const noexcept
+template <typename Desc, typename DimsOf>
+bool OpPlugin::bindAll(Desc const* in, Desc const* out, DimsOf dimsOf, Sizes& sizes) const noexcept
 {
-    struct Limit
-    {
-        Symbol symbol;
-        char const* meaning;
-        int64_t least;
-        int64_t most;
-    };
-    constexpr int64_t kMostIndex = INT32_MAX;
-    Limit const limits[] = {{kBatch, "batch", 0, kMostIndex}, {kBlock, "block size", kMinBlock, kMaxBlock},
-        {kHidden, "hidden size", 1, kMostIndex}, {kRank, "transfer rank", 1, kMostIndex},
-        {kMessage, "message size", 1, kMostIndex}, {kCandidates, "number of candidates", 1, kMaxCandidates},
-        {kVocab, "vocabulary", 1, kMostIndex}};
-    for (Limit const& limit : limits)
-    {
-        int64_t const value = sizes[limit.symbol];
-        if (value != kUnknown && (value < limit.least || value > limit.most))
-        {
-            reportError(mSchema.name, "%s is %lld, supported are %lld to %lld", limit.meaning, static_cast<long long>(value),
-                static_cast<long long>(limit.least), static_cast<long long>(limit.most));
-            return false;
-        }
-    }
-    return true;
-}
-
-template <typename DimsOf>
-bool OpPlugin::check(DynamicPluginTensorDesc const* in, DynamicPluginTensorDesc const* out, DimsOf dimsOf) const
-{
-    Sizes sizes;
     for (int32_t i = 0; i < mSchema.nbInputs; ++i)
     {
         if (!sizes.bind(mSchema, mSchema.inputs[i], dimsOf(in[i])))
@@ -235,7 +212,7 @@ bool OpPlugin::check(DynamicPluginTensorDesc const* in, DynamicPluginTensorDesc 
             return false;
         }
     }
-    return withinLimits(sizes);
+    return sizes.withinLimits(mSchema);
 }
 
 int32_t OpPlugin::configurePlugin(
@@ -245,11 +222,15 @@ int32_t OpPlugin::configurePlugin(
     {
         return 1;
     }
-    // Of the profile only its extremes must be consistent; -1 stands for a dimension that the profile leaves open.
-    bool const consistent = check(in, out, [](DynamicPluginTensorDesc const& t) { return t.desc.dims; })
-        && check(in, out, [](DynamicPluginTensorDesc const& t) { return t.min; })
-        && check(in, out, [](DynamicPluginTensorDesc const& t) { return t.max; });
-    return consistent ? 0 : 1;
+    // -1 stands for a dimension that the profile leaves open; its extremes must be consistent too.
+    auto const consistent = [&](auto dimsOf) {
+        Sizes sizes;
+        return bindAll(in, out, dimsOf, sizes);
+    };
+    bool const all = consistent([](DynamicPluginTensorDesc const& t) { return t.desc.dims; })
+        && consistent([](DynamicPluginTensorDesc const& t) { return t.min; })
+        && consistent([](DynamicPluginTensorDesc const& t) { return t.max; });
+    return all ? 0 : 1;
 }
 
 size_t OpPlugin::getWorkspaceSize(DynamicPluginTensorDesc const* inputs, int32_t nbInputs,
@@ -269,37 +250,18 @@ size_t OpPlugin::getWorkspaceSize(DynamicPluginTensorDesc const* inputs, int32_t
     return workspaceBytes(sizes, element);
 }
 
-bool OpPlugin::bindAll(PluginTensorDesc const* in, PluginTensorDesc const* out, Sizes& sizes) const noexcept
-{
-    for (int32_t i = 0; i < mSchema.nbInputs; ++i)
-    {
-        if (!sizes.bind(mSchema, mSchema.inputs[i], in[i].dims))
-        {
-            return false;
-        }
-    }
-    for (int32_t i = 0; i < mSchema.nbOutputs; ++i)
-    {
-        if (!sizes.bind(mSchema, mSchema.outputs[i], out[i].dims))
-        {
-            return false;
-        }
-    }
-    return withinLimits(sizes);
-}
-
 int32_t OpPlugin::onShapeChange(
     PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const* out, int32_t nbOutputs) noexcept
 {
     Sizes sizes;
-    return countsMatch(nbInputs, nbOutputs) && bindAll(in, out, sizes) ? 0 : 1;
+    return countsMatch(nbInputs, nbOutputs) && bindAll(in, out, staticDims, sizes) ? 0 : 1;
 }
 
 int32_t OpPlugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const* outputDesc, void const* const* inputs,
     void* const* outputs, void* workspace, cudaStream_t stream) noexcept
 {
     Sizes sizes;
-    if (!bindAll(inputDesc, outputDesc, sizes))
+    if (!bindAll(inputDesc, outputDesc, staticDims, sizes))
     {
         return 1;
     }

@@ -64,10 +64,8 @@ protected:
 
 private:
     bool countsMatch(int32_t nbInputs, int32_t nbOutputs) const noexcept;
-    bool withinLimits(Sizes const& sizes) const noexcept;
-    bool bindAll(nvinfer1::PluginTensorDesc const* in, nvinfer1::PluginTensorDesc const* out, Sizes& sizes) const noexcept;
-    template <typename DimsOf>
-    bool check(nvinfer1::DynamicPluginTensorDesc const* in, nvinfer1::DynamicPluginTensorDesc const* out, DimsOf dimsOf) const;
+    template <typename Desc, typename DimsOf>
+    bool bindAll(Desc const* in, Desc const* out, DimsOf dimsOf, Sizes& sizes) const noexcept;
 
     OpSchema const& mSchema;
     Attributes mAttributes;

@@ -1,5 +1,7 @@
 #include "shape_binding.h"
 
+#include "dspine/kernels.h"
+
 #include <cstdarg>
 #include <cstdio>
 
@@ -47,6 +49,33 @@ bool Sizes::bind(OpSchema const& op, Operand const& operand, nvinfer1::Dims cons
             return false;
         }
         known = value;
+    }
+    return true;
+}
+
+bool Sizes::withinLimits(OpSchema const& op) const
+{
+    struct Limit
+    {
+        Symbol symbol;
+        char const* meaning;
+        int64_t least;
+        int64_t most;
+    };
+    constexpr int64_t kMostIndex = INT32_MAX;
+    Limit const limits[] = {{kBatch, "batch", 0, kMostIndex}, {kBlock, "block size", kMinBlock, kMaxBlock},
+        {kHidden, "hidden size", 1, kMostIndex}, {kRank, "transfer rank", 1, kMostIndex},
+        {kMessage, "message size", 1, kMostIndex}, {kCandidates, "number of candidates", 1, kMaxCandidates},
+        {kVocab, "vocabulary", 1, kMostIndex}};
+    for (Limit const& limit : limits)
+    {
+        int64_t const value = mValues[limit.symbol];
+        if (value != kUnknown && (value < limit.least || value > limit.most))
+        {
+            reportError(op.name, "%s is %lld, supported are %lld to %lld", limit.meaning, static_cast<long long>(value),
+                static_cast<long long>(limit.least), static_cast<long long>(limit.most));
+            return false;
+        }
     }
     return true;
 }

@@ -30,6 +30,9 @@ public:
     //! contradicts an earlier operand, or it cannot be written as the schema says. Dimensions of -1 are skipped.
     bool bind(OpSchema const& op, Operand const& operand, nvinfer1::Dims const& dims);
 
+    //! Whether the kernels support the sizes known so far; prints the reason when not.
+    bool withinLimits(OpSchema const& op) const;
+
 private:
     std::array<int64_t, kSymbolCount> mValues;
 };

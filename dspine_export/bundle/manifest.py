@@ -99,13 +99,20 @@ class EngineEntry(_Strict):
 
 
 class VerificationResult(_Strict):
-    """One comparison against the torch model; ``subject`` is ``portable``, ``fused`` or an engine id."""
+    """One comparison with the torch model.
 
-    subject: str
+    ``graphs``: cases compared per graph file. ``near_ties``: choices that differ where the reference itself is undecided.
+    ``largest_error``: largest absolute difference per tensor.
+    """
+
+    executor: str
+    dtype: str
     passed: bool
-    cases: Annotated[int, Field(ge=0)]
+    graphs: dict[str, int]
+    tokens: Annotated[int, Field(ge=0)]
+    near_ties: Annotated[int, Field(ge=0)]
+    largest_error: dict[str, float] = {}
     first_difference: str | None = None
-    details: dict[str, float | int | str] = {}
 
 
 class StageRecord(_Strict):

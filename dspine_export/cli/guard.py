@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,8 @@ def command(*, as_json: bool = False) -> Iterator[Console]:
     file (on stderr with ``--debug``). Interrupts exit 130.
     """
     console = Console(as_json=as_json)
+    if not debugging():
+        warnings.simplefilter("ignore")  # of the libraries, to their callers: us
     try:
         yield console
     except DspineError as error:

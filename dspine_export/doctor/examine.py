@@ -11,7 +11,7 @@ from dspine_export.doctor.builders import check_builder
 from dspine_export.doctor.check import Check
 from dspine_export.doctor.machine import check_machine
 from dspine_export.doctor.python_packages import check_optional, check_python, check_required, required_packages
-from dspine_export.doctor.toolchain import check_compilers, check_headers, check_tritonserver
+from dspine_export.doctor.toolchain import check_compilers, check_plugins, check_tritonserver
 
 
 def examine(*, fix: bool = False) -> list[Check]:
@@ -22,7 +22,7 @@ def examine(*, fix: bool = False) -> list[Check]:
         partial(check_builder, "tensorrt-rtx", fix=fix),
         partial(check_builder, "tensorrt", fix=fix),
         check_compilers,
-        check_headers,
+        check_plugins,
         check_machine,
         check_optional,
         check_tritonserver,

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 
-from dspine_export.doctor.check import Check
-from dspine_export.doctor.probe import first_line_of
+from dspine_export.doctor.check import Check, Status
+from dspine_export.doctor.probe import ask, first_line_of
+
+_PLUGINS = """
+from dspine_export.errors import DspineError
+from dspine_plugins import find_plugins
+from dspine_plugins.toolchain import find_headers
+def told(error):
+    return {key: str(getattr(error, key)) for key in ("what", "got", "fix") if getattr(error, key) is not None}
+try:
+    answer["headers"] = str(find_headers())
+except DspineError as error:
+    answer["no_headers"] = told(error)
+try:
+    library = find_plugins()
+    if library is not None:
+        abi = library.abi
+        headers = ".".join(map(str, abi.tensorrt_headers))
+        answer["library"] = str(library.path)
+        answer["abi"] = f"ABI {abi.major}.{abi.minor}, TensorRT {headers} headers, sm_{', sm_'.join(abi.architectures)}"
+        answer["abi"] += ", with autoreg shim" if library.autoreg else ", no autoreg shim"
+except DspineError as error:
+    answer["no_library"] = told(error)
+"""
 
 
 def check_compilers() -> list[Check]:
@@ -23,25 +43,22 @@ def check_compilers() -> list[Check]:
     return checks
 
 
-def check_headers() -> list[Check]:
-    """TensorRT's headers: those of ``TENSORRT_ROOT``, else the ones inside the package kernel-lens."""
-    root = os.environ.get("TENSORRT_ROOT")
-    if root:
-        if (Path(root) / "include" / "NvInfer.h").is_file():
-            return [Check("TensorRT headers", "ok", f"TENSORRT_ROOT {root}")]
-        return [
-            Check(
-                "TensorRT headers",
-                "broken",
-                f"TENSORRT_ROOT {root} has no include/NvInfer.h",
-                "unset or correct TENSORRT_ROOT",
-            )
-        ]
-    found = _packaged_headers()
-    if found:
-        return [Check("TensorRT headers", "ok", str(found))]
-    fix = "set TENSORRT_ROOT, or pip install --no-deps kernel-lens==2.0.1"
-    return [Check("TensorRT headers", "absent", "not found; needed to build the plugin library", fix)]
+def check_plugins() -> list[Check]:
+    """TensorRT's headers, and a plugin library that was built before, asked for its ABI without TensorRT."""
+    answer = ask(_PLUGINS)
+    if answer.problem:
+        return [Check("plugin library", "broken", answer.problem)]
+    found = answer.values
+    headers = (
+        Check("TensorRT headers", "ok", found["headers"])
+        if found.get("headers")
+        else _problem("TensorRT headers", found["no_headers"])
+    )
+    if found.get("no_library"):
+        return [headers, _problem("plugin library", found["no_library"], status="broken")]
+    if not found.get("library"):
+        return [headers, Check("plugin library", "absent", "not built yet; build does it when an engine is wanted")]
+    return [headers, Check("plugin library", "ok", f"{found['library']} ({found['abi']})")]
 
 
 def check_tritonserver() -> list[Check]:
@@ -59,12 +76,6 @@ def _nvcc_release(path: str) -> str | None:
     return next((line.strip() for line in output.splitlines() if "release" in line), None)
 
 
-def _packaged_headers() -> Path | None:
-    import importlib.util
-
-    spec = importlib.util.find_spec("kernel_lens")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        include = Path(folder) / "include" / "tensorrt"
-        if (include / "NvInfer.h").is_file():
-            return include
-    return None
+def _problem(name: str, error: dict[str, str], status: Status = "absent") -> Check:
+    detail = f"{error['what']}: {error['got']}" if error.get("got") else error["what"]
+    return Check(name, status, detail, error.get("fix"))

@@ -50,7 +50,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def recipe_error(error: ValidationError, where: str) -> UsageError:
-    """One of pydantic's problems in our terms: an unknown key before all others, because it explains them; it gets the nearest known one."""
+    """One of pydantic's problems in our terms: an unknown key before all others, with the nearest known one."""
     problems = error.errors()
     first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     key = ".".join(str(part) for part in first["loc"])

@@ -76,11 +76,13 @@ class BuildSettings(_Strict):
 
 
 class Verification(_Strict):
-    """Random states on which the built graphs are compared with the torch model; every batch mixes ragged lengths."""
+    """Random states on which the built graphs are compared with the torch model.
+
+    ``cases`` are pairs of batch size and context rows; lengths inside a batch are ragged and include 0.
+    """
 
     enabled: bool = True
-    batch_sizes: tuple[_Size, ...] = (1, 3)
-    context_lengths: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = (0, 1, 33)
+    cases: Annotated[tuple[tuple[_Size, _Size], ...], Field(min_length=1)] = ((1, 1), (1, 33), (2, 7), (3, 64), (5, 24))
     seed: int = 0
 
 

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "dspine_export"
 
 # Left to right; names in one tuple are peers and may not import each other.
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("errors", "ops_schema", "version"),
+    ("errors", "ops_schema", "tolerance", "version"),
     ("recipes",),
     ("checkpoint", "example"),
     ("model",),

@@ -84,7 +84,7 @@ def test_unknown_name_is_suggested() -> None:
         ("profile.batch.max=16", lambda recipe: recipe.profile.batch.max == 16),
         ("build.dtype=fp32", lambda recipe: recipe.build.dtype == "float32"),
         ("build.compute_capability=8.9", lambda recipe: recipe.build.compute_capability == "8.9"),
-        ("verification.batch_sizes=[2, 5]", lambda recipe: recipe.verification.batch_sizes == (2, 5)),
+        ("verification.cases=[[2, 5]]", lambda recipe: recipe.verification.cases == ((2, 5),)),
         ("profile.batch={min: 1, opt: 2, max: 4}", lambda recipe: recipe.profile.batch.opt == 2),
     ],
 )

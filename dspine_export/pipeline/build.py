@@ -1,0 +1,155 @@
+"""``build``: a drafter and its target in, a verified bundle out. Stages in order, each recorded in the manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dspine_export.bundle import (
+    Bundle,
+    EngineEntry,
+    FileEntry,
+    Manifest,
+    SourceFile,
+    StageRecord,
+    VerificationResult,
+    check_output,
+    inventory,
+    open_bundle,
+    require_free_space,
+    staged_bundle,
+    write_manifest,
+)
+from dspine_export.errors import UsageError
+from dspine_export.pipeline.engines import build_plans, check_builder, provide_plugins
+from dspine_export.pipeline.graphs import describe_entries, export_graphs, verify_graphs
+from dspine_export.pipeline.pair import OpenPair, open_pair
+from dspine_export.pipeline.plan import describe_plan, disk_bytes
+from dspine_export.pipeline.progress import Progress
+from dspine_export.pipeline.request import BuildRequest
+from dspine_export.pipeline.sources import copy_drafter, summarise, target_source
+from dspine_export.pipeline.versions import collect_versions
+from dspine_export.recipes import Recipe
+
+
+class _Stages:
+    """Runs stages and remembers how long each took."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.records: list[StageRecord] = []
+
+    @contextmanager
+    def __call__(self, name: str, detail: str = "") -> Iterator[None]:
+        started = time.monotonic()
+        with self.progress.stage(name, detail):
+            yield
+        self.records.append(StageRecord(name=name, seconds=round(time.monotonic() - started, 3)))
+
+
+def plan(request: BuildRequest, progress: Progress) -> dict[str, Any]:
+    """Everything ``build`` checks before it writes, and what it would write. Raises what `build` raises up to that point."""
+    return describe_plan(_prepare(request, progress), request)
+
+
+def build(request: BuildRequest, progress: Progress) -> Bundle:
+    """Build and publish a bundle.
+
+    Raises:
+        DspineError: with the exit code of whatever went wrong; the output directory is then as it was before.
+    """
+    pair = _prepare(request, progress)
+    with staged_bundle(request.output, force=request.force) as staging:
+        stages = _Stages(progress)
+        with stages("drafter", "copying the checkpoint"):
+            sources, copied = copy_drafter(pair.checkpoint, staging)
+            sources.append(target_source(pair.target))
+        export_graphs(pair, request.recipe, staging, stages)
+        verification: list[VerificationResult] = []
+        if request.recipe.verification.enabled:
+            with stages("verify", "comparing both graphs with the torch model"):
+                verification.append(verify_graphs(pair, request.recipe, staging, progress))
+        engines = _engines(request.recipe, request.plugin_library, staging, stages) if request.wants_engine else []
+        manifest = _manifest(pair, request.recipe, sources, stages, engines, verification)
+        _finish(staging, manifest, copied, progress)
+    return open_bundle(request.output)
+
+
+def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, progress: Progress) -> Bundle:
+    """Add an engine for this machine's builder to a bundle that has its graphs; an older engine of the same id is replaced.
+
+    Args:
+        recipe: the bundle's recipe with changed options, or None to keep it.
+
+    Raises:
+        UsageError: no bundle, or options that the finished graphs contradict. VerificationError: the bundle is damaged.
+        Otherwise as `build`; the bundle is then as it was before.
+    """
+    with progress.stage("bundle", str(output)):
+        seed = open_bundle(output, check_hashes=True)
+    wanted = recipe or seed.manifest.recipe
+    if wanted.build.dtype != seed.manifest.recipe.build.dtype:
+        raise UsageError(
+            "the graphs of this bundle are finished and have another dtype",
+            got=wanted.build.dtype,
+            expected=seed.manifest.recipe.build.dtype,
+            fix="build a new bundle",
+        )
+    check_builder(wanted)
+    with staged_bundle(output, force=True, seed=seed) as staging:
+        stages = _Stages(progress)
+        engines = _engines(wanted, plugin_library, staging, stages)
+        kept = [entry for entry in seed.manifest.engines if entry.id not in {engine.id for engine in engines}]
+        changes = {
+            "recipe": wanted,
+            "versions": {**seed.manifest.versions, **collect_versions()},
+            "stages": (*seed.manifest.stages, *stages.records),
+            "engines": (*kept, *engines),
+        }
+        unchanged = [entry for entry in seed.manifest.files if not entry.path.startswith(("engines/", "plugins/"))]
+        _finish(staging, {**dict(seed.manifest), **changes}, unchanged, progress)
+    return open_bundle(output)
+
+
+def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:
+    check_output(request.output, force=request.force)
+    pair = open_pair(request.checkpoint, request.target_model, request.recipe, progress)
+    if request.wants_engine:
+        check_builder(request.recipe)
+    require_free_space(request.output, disk_bytes(pair.checkpoint, request))
+    return pair
+
+
+def _engines(recipe: Recipe, plugin_library: Path | None, staging: Path, stages: _Stages) -> list[EngineEntry]:
+    with stages("plugins", "TensorRT plugin library"):
+        library = provide_plugins(staging, plugin_library, stages.progress)
+    with stages("engine", "both plans"):
+        return [build_plans(staging, library, recipe, stages.progress)]
+
+
+def _manifest(
+    pair: OpenPair,
+    recipe: Recipe,
+    sources: list[SourceFile],
+    stages: _Stages,
+    engines: list[EngineEntry],
+    verification: list[VerificationResult],
+) -> dict[str, Any]:
+    return {
+        "recipe": recipe,
+        "drafter": summarise(pair.checkpoint),
+        "sources": tuple(sources),
+        "versions": collect_versions(),
+        "entries": describe_entries(pair.checkpoint.config, recipe.build.dtype),
+        "stages": tuple(stages.records),
+        "engines": tuple(engines),
+        "verification": tuple(verification),
+    }
+
+
+def _finish(staging: Path, fields: dict[str, Any], known: list[FileEntry], progress: Progress) -> None:
+    with progress.stage("manifest", "hashing the bundle"):
+        write_manifest(staging, Manifest(**{**fields, "files": inventory(staging, known)}))

@@ -1,0 +1,97 @@
+"""The engine stages: find a builder before the long work starts, provide the plugins, build, and describe the result."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from dspine_export.bundle import EngineEntry
+from dspine_export.lowering.engine import EngineReport, ProfileSpec, Range, build_engines
+from dspine_export.lowering.engine.discovery import select
+from dspine_export.pipeline.progress import Progress
+from dspine_export.recipes import Profile, Recipe
+
+PLUGIN_FOLDER = "plugins"
+
+
+def check_builder(recipe: Recipe) -> None:
+    """Fail now rather than after the export.
+
+    Raises:
+        DependencyError: the builder the recipe asks for is missing or broken.
+    """
+    select(recipe.build.builder)
+
+
+def provide_plugins(staging: Path, given: Path | None, progress: Progress) -> Path:
+    """Put the plugin library into ``staging/plugins``: the given file, a build of the present sources, or one made now.
+
+    Raises:
+        DependencyError: unusable, or the tools to build it are missing. BuildError: it does not compile.
+    """
+    from dspine_plugins import build_plugins, find_plugins, load_abi
+
+    folder = staging / PLUGIN_FOLDER
+    if given is None:
+        found = find_plugins()
+        if found is None:
+            progress.note("compiling the plugin library")
+            return build_plugins(folder).path
+        given = found.path
+    load_abi(given)
+    folder.mkdir(exist_ok=True)
+    destination = folder / "libdspine_trt_plugins.so"
+    destination.unlink(missing_ok=True)
+    shutil.copyfile(given, destination)
+    return destination
+
+
+def build_plans(staging: Path, plugin_library: Path | None, recipe: Recipe, progress: Progress) -> EngineEntry:
+    """Build both plans from ``staging/onnx`` into ``staging/engines``.
+
+    Raises:
+        DependencyError, BuildError, UsageError, OutputError: see `lowering.engine.build_engines`.
+    """
+    report = build_engines(
+        staging / "onnx",
+        staging,
+        profile=_profile(recipe.profile),
+        plugin_library=plugin_library,
+        builder=recipe.build.builder,
+        compute_capability=recipe.build.compute_capability,
+        progress=progress.note,
+    )
+    for warning in report.warnings:
+        progress.warn(warning)
+    return _entry(report, staging, plugin_library, recipe.profile)
+
+
+def _entry(report: EngineReport, staging: Path, plugin_library: Path | None, profile: Profile) -> EngineEntry:
+    folder = report.folder.relative_to(staging).as_posix()
+    return EngineEntry(
+        id=folder,
+        builder=report.builder,
+        builder_version=report.version,
+        sm=report.sm,
+        compute_capabilities=report.compute_capabilities,
+        plugin_library=plugin_library.relative_to(staging).as_posix() if plugin_library else None,
+        plugin_abi=_abi(plugin_library) if plugin_library else None,
+        plans={plan.entry: f"{folder}/{plan.path}" for plan in report.plans},
+        profile=profile,
+        seconds=round(sum(plan.seconds for plan in report.plans), 3),
+    )
+
+
+def _abi(plugin_library: Path) -> str:
+    from dspine_plugins import load_abi
+
+    abi = load_abi(plugin_library)
+    return f"{abi.major}.{abi.minor}"
+
+
+def _profile(profile: Profile) -> ProfileSpec:
+    return ProfileSpec(
+        batch=Range(profile.batch.min, profile.batch.opt, profile.batch.max),
+        context=Range(profile.context.min, profile.context.opt, profile.context.max),
+        tokens=Range(profile.tokens.min, profile.tokens.opt, profile.tokens.max),
+    )

@@ -118,7 +118,13 @@ class UnaryDraftEntry(nn.Module):
         self.model = model
 
     def forward(
-        self, anchor_ids: Tensor, context_lengths: Tensor, keys: Tensor, values: Tensor, embed_tokens: Tensor, lm_head: Tensor
+        self,
+        anchor_ids: Tensor,
+        context_lengths: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        embed_tokens: Tensor,
+        lm_head: Tensor,
     ) -> tuple[Tensor, ...]:
         states = self.model.block_states(anchor_ids, keys, values, context_lengths, embed_tokens)
         tokens = select_candidates(unary_logits(states.hidden[:, 1:], lm_head), 1)[..., 0]

@@ -51,15 +51,20 @@ def trace_entries(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Traced
 
 
 def _trace(contract: EntryContract, entry: type, config: DrafterConfig, dtype: torch.dtype) -> TracedEntry:
-    dims = {BATCH: Dim(BATCH, min=1, max=MAX_BATCH), CONTEXT: Dim(CONTEXT, min=1, max=MAX_CONTEXT), TOKENS: Dim(TOKENS, min=1, max=MAX_CONTEXT)}
-    shapes = tuple({axis: dims[d] for axis, d in enumerate(spec.shape) if isinstance(d, str)} for spec in contract.inputs)
+    limits = {BATCH: MAX_BATCH, CONTEXT: MAX_CONTEXT, TOKENS: MAX_CONTEXT}
+    dims = {name: Dim(name, min=1, max=limit) for name, limit in limits.items()}
+    shapes = tuple(
+        {axis: dims[d] for axis, d in enumerate(spec.shape) if isinstance(d, str)} for spec in contract.inputs
+    )
     try:
         with FakeTensorMode(shape_env=ShapeEnv()), _default_dtype(dtype):
             module = entry(DrafterModel(config)).eval().requires_grad_(False)
             example = tuple(_example(spec, dtype) for spec in contract.inputs)
         program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        raise BuildError("torch.export could not trace the drafter", where=f"{contract.name} entry", got=str(error)[:2000]) from error
+        raise BuildError(
+            "torch.export could not trace the drafter", where=f"{contract.name} entry", got=str(error)[:2000]
+        ) from error
     return TracedEntry(program, contract, config, dtype)
 
 

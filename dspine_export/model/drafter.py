@@ -54,7 +54,9 @@ class Drafter:
     def new_state(self, batch: int, capacity: int) -> DraftState:
         """An empty context cache for `batch` sequences of at most `capacity` committed tokens."""
         if batch < 1 or capacity < 0:
-            raise UsageError("Invalid cache size", got=f"batch {batch}, capacity {capacity}", expected="batch >= 1, capacity >= 0")
+            raise UsageError(
+                "Invalid cache size", got=f"batch {batch}, capacity {capacity}", expected="batch >= 1, capacity >= 0"
+            )
         config = self.config
         shape = (batch, config.num_layers, config.num_kv_heads, capacity, config.head_dim)
         dtype, device = self.embed_tokens.dtype, self.embed_tokens.device
@@ -107,7 +109,9 @@ class Drafter:
         """Rolls every sequence back to lengths[n] committed tokens."""
         state.truncate(torch.as_tensor(lengths, device=state.lengths.device).to(torch.int64))
 
-    def _unary_output(self, states: BlockStates, temperature: Tensor | float | None, extra: dict[str, Any]) -> DraftOutput:
+    def _unary_output(
+        self, states: BlockStates, temperature: Tensor | float | None, extra: dict[str, Any]
+    ) -> DraftOutput:
         tokens = select_candidates(unary_logits(states.hidden[:, 1:], self.lm_head), 1)[..., 0]
         if temperature is not None and bool((torch.as_tensor(temperature) > 0).any()):
             raise UsageError(
@@ -122,13 +126,17 @@ class Drafter:
         self, batch: int, temperature: Tensor | float | None, generator: torch.Generator | None, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         device = self.embed_tokens.device
-        heat = torch.as_tensor(0.0 if temperature is None else temperature, dtype=torch.float32, device=device).expand(batch)
+        heat = torch.as_tensor(0.0 if temperature is None else temperature, dtype=torch.float32, device=device).expand(
+            batch
+        )
         if bool((heat < 0).any()) or not bool(heat.isfinite().all()):
             raise UsageError("Temperature must be finite and not negative", where="temperature", got=heat.tolist())
         shape = (batch, self.config.block_size - 1)
         if uniforms is None:
             sampled = bool((heat > 0).any())
-            uniforms = torch.rand(shape, generator=generator, device=device) if sampled else torch.zeros(shape, device=device)
+            uniforms = (
+                torch.rand(shape, generator=generator, device=device) if sampled else torch.zeros(shape, device=device)
+            )
         if tuple(uniforms.shape) != shape:
             raise UsageError("Wrong shape", where="uniforms", got=tuple(uniforms.shape), expected=shape)
         return heat, uniforms.to(device, torch.float32)
@@ -140,7 +148,9 @@ class Drafter:
             raise UsageError("Wrong anchors", where="anchor_ids", got=got, expected=f"integers [{batch}]")
         rows = self.embed_tokens.shape[0]
         if bool((anchors < 0).any()) or bool((anchors >= rows).any()):
-            raise UsageError("Anchor outside the vocabulary", where="anchor_ids", got=anchors.tolist(), expected=f"0 .. {rows - 1}")
+            raise UsageError(
+                "Anchor outside the vocabulary", where="anchor_ids", got=anchors.tolist(), expected=f"0 .. {rows - 1}"
+            )
         return anchors.to(torch.int64)
 
     def _check_hidden(self, target_hidden: Tensor, counts: Tensor, batch: int | None = None) -> None:
@@ -158,4 +168,6 @@ class Drafter:
             )
         if counts.shape != (n,) or bool((counts < 0).any()) or bool((counts > shape[1]).any()):
             got, expected = counts.tolist(), f"[{n}] values in 0 .. {shape[1]}"
-            raise UsageError("Context lengths do not fit the hidden states", where="context_lengths", got=got, expected=expected)
+            raise UsageError(
+                "Context lengths do not fit the hidden states", where="context_lengths", got=got, expected=expected
+            )

@@ -67,7 +67,7 @@ class DrafterModel(nn.Module):
         """
         context = self.hidden_norm(self.fc(target_hidden))
         cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta, context.dtype)
-        pairs = [layer.self_attn.keys_values(context, cos, sin) for layer in self.layers]
+        pairs = [layer.context(context, cos, sin) for layer in self._decoder_layers()]
         return torch.stack([k for k, _ in pairs], dim=1), torch.stack([v for _, v in pairs], dim=1)
 
     def block_inputs(self, anchor_ids: Tensor, embed_tokens: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class DrafterModel(nn.Module):
         }
         anchor_feature = self._anchor_feature(anchor_ids)
         pre_injection, feature, outputs = x, None, []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._decoder_layers()):
             mask = masks[config.attention_window(index)]
             pre_injection = layer(x, (keys[:, index], values[:, index]), mask, cos, sin)
             x = pre_injection
@@ -99,6 +99,9 @@ class DrafterModel(nn.Module):
                 x = self.injection(index, x, feature, anchor_feature)
             outputs.append(x)
         return BlockStates(self.norm(x), pre_injection, feature, outputs)
+
+    def _decoder_layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def _anchor_feature(self, anchor_ids: Tensor) -> Tensor | None:
         if self.injection is None or self.transfer_codes is None:
@@ -111,7 +114,9 @@ class DrafterModel(nn.Module):
             return []
         return [self.injection.predicted_feature(index, out) for index, out in enumerate(states.layer_outputs)]
 
-    def transition_scores(self, states: BlockStates, anchor_ids: Tensor, candidate_ids: Tensor, lm_head: Tensor) -> Tensor:
+    def transition_scores(
+        self, states: BlockStates, anchor_ids: Tensor, candidate_ids: Tensor, lm_head: Tensor
+    ) -> Tensor:
         """The transition cache S, float32 [N, B-1, K, K], for candidates int64 [N, B-1, K]."""
         injection, codes, feature = self.injection, self.transfer_codes, states.pre_feature
         assert injection is not None and codes is not None and feature is not None
@@ -122,7 +127,7 @@ class DrafterModel(nn.Module):
             injection.message(known),
             injection.predecessor_gate(known),
             candidate_ids,
-            injection.writes[-1].weight,
+            injection.write_weight(-1),
             self.norm.weight,
             lm_head,
             self.config.rms_norm_eps,

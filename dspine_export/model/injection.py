@@ -31,6 +31,12 @@ class AdjacentInjection(nn.Module):
         self.predecessor_gate = nn.Linear(r, m, bias=False)
         self.bias = nn.Parameter(torch.zeros(m))
 
+    def write_weight(self, layer: int) -> Tensor:
+        """Wr_l [d, m]; negative indices count from the last layer."""
+        weight = self.writes[layer].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
     def known_feature(self, codes: Tensor) -> Tensor:
         """Feature of a known token, sqrt(r) c_v. codes [..., r]"""
         return codes * math.sqrt(self.rank)
@@ -58,7 +64,7 @@ class AdjacentInjection(nn.Module):
             self.receiver_gate.weight,
             self.predecessor_gate.weight,
             self.bias,
-            self.writes[layer].weight,
+            self.write_weight(layer),
         )
 
 

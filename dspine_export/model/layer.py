@@ -61,6 +61,10 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
+    def context(self, context: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of normed context rows [N, T, d]: they skip the layer norm and are shared by all layers."""
+        return self.self_attn.keys_values(context, cos, sin)
+
     def forward(self, x: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [N, B, d]; context keys and values [N, Hkv, C, D]; mask bool [N, 1, B, C+B] -> [N, B, d]"""
         normed = self.input_layernorm(x)
@@ -69,4 +73,3 @@ class DecoderLayer(nn.Module):
         values = torch.cat((context[1], block_values), dim=2)
         x = x + self.self_attn.attend(normed, keys, values, mask, cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
-

@@ -95,7 +95,11 @@ def _check_bound(config: DrafterConfig, embed_tokens: Tensor, lm_head: Tensor) -
             )
         if tensor.dtype not in COMPUTE_DTYPES:
             fix = "convert to bfloat16 or float32: hidden states of the supported targets exceed what float16 can hold"
-            raise CheckpointError("Unsupported compute dtype", where=name, got=tensor.dtype, expected=COMPUTE_DTYPES, fix=fix)
+            raise CheckpointError(
+                "Unsupported compute dtype", where=name, got=tensor.dtype, expected=COMPUTE_DTYPES, fix=fix
+            )
     if (embed_tokens.dtype, embed_tokens.device) != (lm_head.dtype, lm_head.device):
         got = f"{embed_tokens.dtype} on {embed_tokens.device} and {lm_head.dtype} on {lm_head.device}"
-        raise CheckpointError("embed_tokens and lm_head differ in dtype or device", got=got, expected="the same for both")
+        raise CheckpointError(
+            "embed_tokens and lm_head differ in dtype or device", got=got, expected="the same for both"
+        )

@@ -22,7 +22,9 @@ def block_mask(lengths: Tensor, capacity: int, block_size: int, causal: bool, wi
     slot = torch.arange(block_size, device=lengths.device)
     n = lengths[:, None, None]  # [N, 1, 1]
     context = (column < n).expand(-1, block_size, -1)  # [N, B, C]
-    block = slot[None, :] <= slot[:, None] if causal else torch.ones_like(slot[None, :] + slot[:, None], dtype=torch.bool)
+    block = (
+        slot[None, :] <= slot[:, None] if causal else torch.ones_like(slot[None, :] + slot[:, None], dtype=torch.bool)
+    )
     if window is not None:
         context = context & (n + slot[:, None] - column < window)
         block = block & (slot[:, None] - slot[None, :] < window)

@@ -18,5 +18,6 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.d
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Applies the rotation to queries or keys. x [N, H, T, D]; cos, sin [N, 1, T, D]"""
-    first, second = x.chunk(2, dim=-1)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
     return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -64,7 +64,9 @@ def verify_sampled(
     return Verdict(torch.where(sampled, accepted, greedy.accepted), torch.where(sampled, next_token, greedy.next_token))
 
 
-def _resample(p: Tensor, q: Tensor, candidate_ids: Tensor, accepted: Tensor, generator: torch.Generator | None) -> Tensor:
+def _resample(
+    p: Tensor, q: Tensor, candidate_ids: Tensor, accepted: Tensor, generator: torch.Generator | None
+) -> Tensor:
     """Draws from max(p - q, 0) at the first rejected slot, or from p after a fully accepted block. -> int64 [N]"""
     rows = torch.arange(p.shape[0], device=p.device)
     residual = p[rows, accepted].clone()  # [N, V]

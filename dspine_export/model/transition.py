@@ -95,7 +95,11 @@ def walk(scores: Tensor, candidate_ids: Tensor, temperature: Tensor, uniforms: T
     for slot in range(scores.shape[1]):
         greedy = row.argmax(dim=-1, keepdim=True)  # [N, 1]
         soft = torch.softmax(row / divisor, dim=-1)
-        drawn = (soft.cumsum(dim=-1) <= uniforms[:, slot : slot + 1]).sum(dim=-1, keepdim=True).clamp_max(index.shape[0] - 1)
+        drawn = (
+            (soft.cumsum(dim=-1) <= uniforms[:, slot : slot + 1])
+            .sum(dim=-1, keepdim=True)
+            .clamp_max(index.shape[0] - 1)
+        )
         choice = torch.where(sampled, drawn, greedy)
         tokens.append(candidate_ids[:, slot].gather(-1, choice))
         rows.append(torch.where(sampled, soft, (index == greedy).to(soft.dtype)))

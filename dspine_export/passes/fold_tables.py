@@ -34,7 +34,9 @@ def fold_transfer_tables(program: Program) -> Program:
         program.weight_node(MESSAGE): (0, transfer.message_size),
         program.weight_node(PREDECESSOR_GATE): (transfer.message_size, sys.maxsize),
     }
-    foldable = [node for node in program.graph.nodes if _is_projection(node, codes, projections, math.sqrt(transfer.rank))]
+    foldable = [
+        node for node in program.graph.nodes if _is_projection(node, codes, projections, math.sqrt(transfer.rank))
+    ]
     if not foldable:
         return program
     program, table = _add_table(program, codes)
@@ -91,7 +93,12 @@ def _join_slices(graph: fx.Graph) -> None:
             continue
         (source, axis, start, middle), (other, other_axis, other_start, end) = (p.args for p in parts)
         whole = source.meta["val"].shape[axis]
-        same = source is other and axis == other_axis == source.meta["val"].ndim - 1 and start == 0 and middle == other_start
+        same = (
+            source is other
+            and axis == other_axis == source.meta["val"].ndim - 1
+            and start == 0
+            and middle == other_start
+        )
         if same and end >= whole and node.args[1] in (-1, axis):
             node.replace_all_uses_with(source)
             graph.erase_node(node)

@@ -6,6 +6,8 @@ computes is what is matched.
 
 from __future__ import annotations
 
+import copy
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,15 +68,24 @@ def operand_sizes(config: DrafterConfig, batch: int) -> dict[str, int]:
 def export_reference(
     schema: OpSchema, config: DrafterConfig, dtype: torch.dtype, attributes: Mapping[str, float]
 ) -> torch.export.ExportedProgram:
+    """An operator's reference, traced once per sizes and dtype: fusion and the ONNX function bodies both need it."""
+    return _trace_reference(schema, tuple(operand_sizes(config, 3).items()), dtype, tuple(attributes.values()))
+
+
+@functools.lru_cache(maxsize=16)
+def _trace_reference(
+    schema: OpSchema, dimensions: tuple[tuple[str, int], ...], dtype: torch.dtype, attributes: tuple[float, ...]
+) -> torch.export.ExportedProgram:
     """An operator's reference as an ExportedProgram with dynamic batch; inputs are the schema's operands in order."""
-    sizes = operand_sizes(config, 3)
+    sizes = dict(dimensions)
     batch = Dim("batch", min=1)
     shapes = tuple({0: batch} if operand.shape[0] == "N" else {} for operand in schema.inputs)
     with FakeTensorMode(shape_env=ShapeEnv()):
         operands = tuple(
-            torch.zeros([sizes[s] for s in o.shape], dtype=dtype if o.dtype == "T" else getattr(torch, o.dtype)) for o in schema.inputs
+            torch.zeros([sizes[s] for s in o.shape], dtype=dtype if o.dtype == "T" else getattr(torch, o.dtype))
+            for o in schema.inputs
         )
-    module = _Call(REFERENCES[schema.torch_name], tuple(attributes.values()))
+    module = _Call(REFERENCES[schema.torch_name], attributes)
     return torch.export.export(module, operands, dynamic_shapes=(shapes,), strict=False)
 
 
@@ -82,7 +93,7 @@ def reference_pattern(
     schema: OpSchema, config: DrafterConfig, dtype: torch.dtype, attributes: Mapping[str, float]
 ) -> fx.GraphModule:
     """The pattern to look for, cleaned exactly as programs are."""
-    module = export_reference(schema, config, dtype, attributes).graph_module
+    module = copy.deepcopy(export_reference(schema, config, dtype, attributes).graph_module)
     remove_noise(module.graph)
     return module
 

@@ -59,7 +59,11 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
 
 def _narrow_results(graph: fx.Graph, node: fx.Node, before: object) -> None:
     """Keeps the dtype every user of `node` was traced with."""
-    results = [(u, u.meta["val"]) for u in node.users if u.op == "call_function"] if isinstance(before, (tuple, list)) else [(node, before)]
+    results = (
+        [(u, u.meta["val"]) for u in node.users if u.op == "call_function"]
+        if isinstance(before, (tuple, list))
+        else [(node, before)]
+    )
     for result, old in results:
         if not isinstance(old, torch.Tensor):
             continue

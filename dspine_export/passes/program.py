@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.export import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
 
 from dspine_export.capture.entries import EntryContract
 from dspine_export.capture.trace import TracedEntry
@@ -66,7 +75,9 @@ class Program:
 
     def run(self, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Interprets the graph on real tensors. Slow; for tests and debugging."""
-        values = [weights[self.weights[n.name]] if n.name in self.weights else inputs[n.name] for n in self.placeholders()]
+        values = [
+            weights[self.weights[n.name]] if n.name in self.weights else inputs[n.name] for n in self.placeholders()
+        ]
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         outputs = module(*values)
         return {spec.name: value for spec, value in zip(self.contract.outputs, outputs, strict=False)}
@@ -86,7 +97,8 @@ def from_traced(traced: TracedEntry) -> Program:
 def to_exported(program: Program) -> torch.export.ExportedProgram:
     """Back to an ExportedProgram whose parameters are the (still fake) weights, for the ONNX exporter."""
     source = program.traced.program
-    inputs, state = [], {}
+    inputs: list[InputSpec] = []
+    state: dict[str, Tensor | torch.nn.Parameter] = {}
     for node in program.placeholders():
         name = program.weights.get(node.name)
         kind = InputKind.USER_INPUT if name is None else InputKind.PARAMETER
@@ -106,18 +118,15 @@ def to_exported(program: Program) -> torch.export.ExportedProgram:
     )
 
 
-def _call_graph(source: torch.export.ExportedProgram, outputs: int) -> list[Any]:
+def _call_graph(source: torch.export.ExportedProgram, outputs: int) -> list[ModuleCallEntry]:
     """The call signature, narrowed to the outputs the program still has."""
-    import copy
-
-    from torch.utils import _pytree as pytree
-
-    root = copy.deepcopy(source.module_call_graph[:1])
-    signature = root[0].signature
+    signature = source.module_call_graph[0].signature
     assert signature is not None
-    signature.outputs = signature.outputs[:outputs]
-    signature.out_spec = pytree.tree_structure(tuple(range(outputs)))
-    return root
+    spec = pytree.tree_structure(tuple(range(outputs)))
+    outer = ModuleCallSignature(
+        signature.inputs, signature.outputs[:outputs], signature.in_spec, spec, signature.forward_arg_names
+    )
+    return [ModuleCallEntry("", outer)]
 
 
 def emit(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -28,7 +28,9 @@ def score_lattice(
     rows = torch.nn.functional.embedding(predecessor_ids(anchor_ids, candidate_ids), token_table)
     m = write_weight.shape[1]
     message, gate = rows[:, :, :, :m], rows[:, :, :, m:]
-    return score_pairs(pre_injection, receiver_gate, message, gate, candidate_ids, write_weight, norm_weight, lm_head, eps)
+    return score_pairs(
+        pre_injection, receiver_gate, message, gate, candidate_ids, write_weight, norm_weight, lm_head, eps
+    )
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
@@ -40,7 +42,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 
 def declaration(schema: OpSchema) -> str:
     """The torch schema string of an operator."""
-    arguments = [f"Tensor {operand.name}" for operand in schema.inputs] + [f"float {name}" for name in schema.attributes]
+    arguments = [f"Tensor {operand.name}" for operand in schema.inputs] + [
+        f"float {name}" for name in schema.attributes
+    ]
     returns = ", ".join("Tensor" for _ in schema.outputs)
     return f"{schema.torch_name}({', '.join(arguments)}) -> {returns if len(schema.outputs) == 1 else f'({returns})'}"
 
@@ -60,7 +64,9 @@ def _fake(schema: OpSchema) -> Callable[..., Any]:
         sizes = bind_dimensions(schema, [tuple(t.shape) for t in tensors])
         compute = next((t.dtype for t, o in zip(tensors, schema.inputs, strict=True) if o.dtype == "T"), torch.float32)
         outputs = [
-            tensors[0].new_empty([sizes[s] for s in out.shape], dtype=compute if out.dtype == "T" else getattr(torch, out.dtype))
+            tensors[0].new_empty(
+                [sizes[s] for s in out.shape], dtype=compute if out.dtype == "T" else getattr(torch, out.dtype)
+            )
             for out in schema.outputs
         ]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -84,7 +84,9 @@ def _verify_operands(node: fx.Node, after: str) -> None:
     compute = {v.dtype for v, o in zip(values, schema.inputs, strict=True) if o.dtype == "T"}
     sizes = bind_dimensions(schema, [tuple(v.shape) for v in values])
     for value, operand in zip(values, schema.inputs, strict=True):
-        shape = [sizes[s] for s in operand.shape]
-        fixed = operand.dtype == "T" or value.dtype == getattr(torch, operand.dtype)
-        if len(compute) > 1 or not fixed or any(isinstance(w, int) and isinstance(g, int) and w != g for w, g in zip(shape, value.shape, strict=True)):
-            raise _violation(after, f"{node.name}.{operand.name}", f"{value.dtype} {list(value.shape)}", f"{operand.dtype} {list(operand.shape)}")
+        shape = [sizes[symbol] for symbol in operand.shape]
+        typed = len(compute) == 1 if operand.dtype == "T" else value.dtype == getattr(torch, operand.dtype)
+        static = [(w, g) for w, g in zip(shape, value.shape, strict=True) if isinstance(w, int) and isinstance(g, int)]
+        if not typed or any(want != got for want, got in static):
+            got, expected = f"{value.dtype} {list(value.shape)}", f"{operand.dtype} {list(operand.shape)}"
+            raise _violation(after, f"{node.name}.{operand.name}", got, expected)

@@ -1,0 +1,213 @@
+"""Lowered graphs against the torch model: random states, several batch sizes and context lengths, ragged lengths, mixed temperatures.
+
+Tokens and candidates must be equal, except where the reference's own logits are within a near-tie, which is counted; floats keep to the
+tolerance table. The first tensor that differs is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dspine_export.checkpoint.load import Checkpoint
+from dspine_export.checkpoint.target import TargetInfo
+from dspine_export.errors import VerificationError
+from dspine_export.lowering.onnx_session import OnnxSession
+from dspine_export.lowering.portable import TWIN_FILE
+from dspine_export.model.drafter import Drafter
+from dspine_export.model.loading import LoadedCheckpoint
+from dspine_export.model.output import DraftOutput
+from dspine_export.model.state import DraftState
+from dspine_export.model.transition import unary_logits
+from dspine_export.tolerance import NEAR_TIE, TOLERANCES
+
+# (batch, context rows); lengths inside a batch are ragged and include 0 and the full capacity.
+CASES = ((1, 1), (1, 33), (2, 7), (3, 64), (5, 24))
+
+
+@dataclass
+class VerificationReport:
+    """What was compared and how it came out.
+
+    Attributes:
+        graphs: file name -> number of cases compared.
+        tokens: tokens compared per graph; near_ties: choices that differ inside a near-tie of the reference.
+        largest_error: tensor name -> largest absolute difference seen.
+        first_difference: the first tensor outside its bound, with details; None when everything holds.
+    """
+
+    dtype: str = "float32"
+    graphs: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    near_ties: int = 0
+    largest_error: dict[str, float] = field(default_factory=dict)
+    first_difference: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.first_difference is None and bool(self.graphs)
+
+
+def verify_onnx(
+    checkpoint: Checkpoint,
+    target: TargetInfo,
+    portable_dir: Path,
+    *,
+    cases: tuple[tuple[int, int], ...] = CASES,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> VerificationReport:
+    """Runs ``context.onnx``, ``draft.onnx`` and ``draft.fused.onnx`` of a portable folder in ONNX Runtime against torch, float32.
+
+    Raises:
+        BuildError: ONNX Runtime cannot load a graph. A difference does not raise: see `require_passed`.
+    """
+    drafter = _reference(checkpoint, target)
+    report = VerificationReport()
+    generator = torch.Generator().manual_seed(seed)
+    states = [_random_state(drafter, batch, rows, generator) for batch, rows in cases]
+    context = OnnxSession(portable_dir / "context.onnx")
+    for hidden, lengths, state in states:
+        if report.first_difference is None:
+            _compare_context(context, hidden, lengths, state, report)
+    for name in ("draft.onnx", TWIN_FILE):
+        if progress is not None:
+            progress(f"comparing {name} with torch")
+        session = OnnxSession(portable_dir / name)
+        for hidden, _, state in states:
+            if report.first_difference is None:
+                _compare_draft(session, drafter, hidden.shape[0], state, generator, report)
+    return report
+
+
+def require_passed(report: VerificationReport) -> None:
+    """Raises VerificationError (exit code 6) naming the first tensor that differs."""
+    if not report.passed:
+        raise VerificationError(
+            "The exported graphs do not reproduce the torch model",
+            where=report.first_difference or "no graph was compared",
+            expected="equal tokens, floats within the tolerance table",
+            fix="please report this with the checkpoint's config.json; --no-verify builds without the check",
+        )
+
+
+def _reference(checkpoint: Checkpoint, target: TargetInfo) -> Drafter:
+    embed = target.read_embed_tokens().float()
+    head = embed if target.tie_word_embeddings else target.read_lm_head().float()
+    rows = checkpoint.config.vocab_size
+    return LoadedCheckpoint(checkpoint).bind(embed_tokens=embed[:rows], lm_head=head[:rows], check_codes=False)
+
+
+def _random_state(
+    drafter: Drafter, batch: int, rows: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, DraftState]:
+    config = drafter.config
+    hidden = torch.randn(batch, rows, len(config.target_layer_ids) * config.hidden_size, generator=generator)
+    lengths = torch.randint(0, rows + 1, (batch,), generator=generator)
+    lengths[0] = rows
+    if batch > 1:
+        lengths[1] = 0
+    state = drafter.new_state(batch, rows)
+    drafter.append_context(state, hidden, lengths)
+    return hidden, lengths, state
+
+
+def _compare_context(
+    session: OnnxSession, hidden: Tensor, lengths: Tensor, state: DraftState, report: VerificationReport
+) -> None:
+    got = session.run({"target_hidden": hidden, "start_positions": torch.zeros_like(lengths)})
+    row = torch.arange(hidden.shape[1])
+    committed = (row < lengths[:, None])[:, None, None, :, None]
+    for name, want in (("new_keys", state.keys), ("new_values", state.values)):
+        _compare_floats(session.path.name, name, torch.where(committed, got[name], want), want, report)
+    report.graphs[session.path.name] = report.graphs.get(session.path.name, 0) + 1
+
+
+def _compare_draft(
+    session: OnnxSession,
+    drafter: Drafter,
+    batch: int,
+    state: DraftState,
+    generator: torch.Generator,
+    report: VerificationReport,
+) -> None:
+    config = drafter.config
+    anchors = torch.randint(0, config.vocab_size, (batch,), generator=generator)
+    feeds = {
+        "anchor_ids": anchors,
+        "context_lengths": state.lengths,
+        "keys": state.keys,
+        "values": state.values,
+        "embed_tokens": drafter.embed_tokens,
+        "lm_head": drafter.lm_head,
+    }
+    temperature, uniforms = None, None
+    if config.transfer is not None:
+        temperature = torch.arange(batch).remainder(2).float()  # greedy and sampled rows in one batch
+        uniforms = torch.rand(batch, config.block_size - 1, generator=generator)
+        feeds |= {"temperature": temperature, "uniforms": uniforms}
+    want = drafter.draft_from(state, anchors, temperature, uniforms=uniforms, return_intermediates=True)
+    got = session.run(feeds)
+    name = session.path.name
+    if not _same_choices(name, got, want, drafter, report):
+        return
+    if want.transition_scores is not None and want.q is not None:
+        _compare_floats(name, "transition_scores", got["transition_scores"], want.transition_scores, report)
+        _compare_floats(name, "q", got["q"], want.q, report)
+    report.graphs[name] = report.graphs.get(name, 0) + 1
+
+
+def _same_choices(
+    name: str, got: dict[str, Tensor], want: DraftOutput, drafter: Drafter, report: VerificationReport
+) -> bool:
+    """Whether candidates and tokens are equal; differences inside a near-tie are counted and end the comparison of the case."""
+    assert want.hidden_states is not None
+    report.tokens += want.tokens.numel()
+    logits = unary_logits(want.hidden_states[:, 1:], drafter.lm_head)
+    pairs = [("unrefined_tokens", want.unrefined_tokens.unsqueeze(-1), got["unrefined_tokens"].unsqueeze(-1))]
+    if want.candidate_ids is not None:
+        pairs.insert(0, ("candidate_ids", want.candidate_ids, got["candidate_ids"]))
+    for tensor, expected, actual in pairs:
+        differs = expected != actual
+        if not bool(differs.any()):
+            continue
+        gap = (logits.gather(-1, expected) - logits.gather(-1, actual)).abs()
+        if bool((gap[differs] > NEAR_TIE).any()):
+            return _fail(report, name, tensor, f"{int(differs.sum())} of {differs.numel()} ids differ")
+        report.near_ties += int(differs.sum())
+        report.graphs[name] = report.graphs.get(name, 0) + 1
+        return False
+    if bool((want.tokens != got["tokens"]).any()):
+        return _settle_tokens(name, got, want, report)
+    return True
+
+
+def _settle_tokens(name: str, got: dict[str, Tensor], want: DraftOutput, report: VerificationReport) -> bool:
+    differs = want.tokens != got["tokens"]
+    if want.transition_scores is not None:
+        top = want.transition_scores.flatten(0, 2).topk(min(2, want.transition_scores.shape[-1]), dim=-1).values
+        if bool((top[:, 0] - top[:, -1] <= NEAR_TIE).any()):
+            report.near_ties += int(differs.sum())
+            report.graphs[name] = report.graphs.get(name, 0) + 1
+            return False
+    return _fail(report, name, "tokens", f"{int(differs.sum())} of {differs.numel()} tokens differ")
+
+
+def _compare_floats(graph: str, tensor: str, got: Tensor, want: Tensor, report: VerificationReport) -> None:
+    bound = TOLERANCES[report.dtype]
+    error = (got.double() - want.double()).abs()
+    worst = float(error.max()) if error.numel() else 0.0
+    report.largest_error[tensor] = max(report.largest_error.get(tensor, 0.0), worst)
+    allowed = bound.absolute + bound.relative * want.double().abs()
+    if not bool((error <= allowed).all()):  # NaN fails too
+        _fail(report, graph, tensor, f"largest difference {worst:.3e}, shape {list(want.shape)}")
+
+
+def _fail(report: VerificationReport, graph: str, tensor: str, detail: str) -> bool:
+    if report.first_difference is None:
+        report.first_difference = f"{graph}: {tensor}: {detail}"
+    return False

@@ -126,6 +126,9 @@ def create_config(backend: Backend, builder: Any, network: Any, graph: EngineGra
     """
     config = builder.create_builder_config()
     config.profiling_verbosity = backend.module.ProfilingVerbosity.DETAILED  # layer names survive into the plan
+    config.clear_flag(
+        backend.module.BuilderFlag.TF32
+    )  # on by default; a float32 graph is the specification and means float32
     set_target(backend.module, config, target)
     names = {network.get_input(index).name for index in range(network.num_inputs)}
     profile = builder.create_optimization_profile()

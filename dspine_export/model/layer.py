@@ -34,7 +34,9 @@ class BlockAttention(nn.Module):
         """x [N, B, d], keys/values [N, Hkv, C+B, D], mask bool [N, 1, B, C+B] (True = visible) -> [N, B, d]"""
         queries = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2)
         queries = rotate(queries, cos, sin)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads
+        )
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
 

@@ -34,10 +34,10 @@ CASES = (
     Case("multiples of 8", 3, 7, 200, 72, 40, 5, 1000),
     Case("no multiples", 5, 4, 130, 33, 17, 64, 300),
     Case("tiles end inside chunks", 2, 8, 272, 80, 112, 48, 512),
-    Case("most candidates", 2, 32, 256, 64, 48, 64, 999),
-    Case("K over a tile", 3, 9, 384, 1040, 528, 17, 700),
+    Case("most candidates", 1, 32, 256, 64, 48, 64, 999),
+    Case("K over a tile", 3, 6, 144, 1040, 528, 17, 700),
     Case("two tiles of K", 7, 6, 144, 96, 160, 32, 256),
-    Case("many sequences", 300, 5, 64, 32, 32, 8, 128),
+    Case("many sequences", 70, 5, 64, 32, 32, 8, 128),
 )
 
 

@@ -1,4 +1,4 @@
-"""Runs one operator of a plugin library on the GPU and compares it with the float64 reference.
+"""Runs one operator of a plugin library and compares it with the float64 reference.
 
 Outputs and workspace are filled with NaN first and outputs carry a guard band behind them, so that a launch that does nothing, writes
 too little or writes too far cannot pass. Each operator runs twice and must give the same bits.
@@ -34,7 +34,7 @@ class Prepared:
     guards: list[Tensor] = field(repr=False)
 
     def launch(self) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream().cuda_stream if self.inputs[0].is_cuda else 0
         self.plugin.enqueue(self.inputs, self.outputs, self.workspace, stream)
 
 
@@ -60,15 +60,25 @@ def poison(prepared: Prepared) -> None:
     prepared.workspace.fill_(0xFF)
 
 
-def check(op: str, case: Case, dtype: torch.dtype, harness: Path, library: Path, *, skip_launch: bool = False) -> str:
+def check(
+    op: str,
+    case: Case,
+    dtype: torch.dtype,
+    harness: Path,
+    library: Path,
+    *,
+    device: str = "cuda",
+    skip_launch: bool = False,
+) -> str:
     """Returns a one-line result such as "max error 3.1e-07".
 
-    `skip_launch` leaves the poison in place, to prove that the check notices.
+    `device` is "cpu" only for a library whose kernels were compiled for the CPU. `skip_launch` leaves the poison in place, to prove
+    that the check notices.
 
     Raises:
         AssertionError: the outputs are wrong.
     """
-    generator = torch.Generator("cuda").manual_seed(sum(map(ord, op + case.name)))
+    generator = torch.Generator(device).manual_seed(sum(map(ord, op + case.name)))
     inputs = operands(op, case, dtype, generator)
     attributes = {name: EPS for schema in OPS if schema.op_type == op for name in schema.attributes}
     with HarnessPlugin(harness, library, op, attributes) as plugin:
@@ -78,7 +88,8 @@ def check(op: str, case: Case, dtype: torch.dtype, harness: Path, library: Path,
             poison(prepared)
             if not skip_launch:
                 prepared.launch()
-            torch.cuda.synchronize()
+            if device == "cuda":
+                torch.cuda.synchronize()
             results.append([output.clone() for output in prepared.outputs])
         _check_guards(prepared)
     for first, second in zip(*results, strict=True):
@@ -87,8 +98,8 @@ def check(op: str, case: Case, dtype: torch.dtype, harness: Path, library: Path,
 
 
 def operands(op: str, case: Case, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
-    """Random operands of an operator on the GPU, in schema order."""
-    device = torch.device("cuda")
+    """Random operands of an operator on the generator's device, in schema order."""
+    device = generator.device
     if op == "AdjacentInjection":
         return cases.injection_operands(case, dtype, device, generator)
     if op == "TransitionScores":

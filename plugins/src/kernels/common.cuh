@@ -4,6 +4,7 @@
 #include "dspine/kernels.h"
 
 #include <cuda_bf16.h>
+#include <cstring>
 #include <cuda_runtime.h>
 
 namespace dspine
@@ -63,7 +64,8 @@ __device__ float rowScale(T const* row, int64_t size)
         for (int64_t i = lane; i < size / kVector; i += kWarp)
         {
             uint4 const packed = reinterpret_cast<uint4 const*>(row)[i];
-            T const* elements = reinterpret_cast<T const*>(&packed);
+            T elements[kVector];
+            memcpy(elements, &packed, sizeof(elements));
 #pragma unroll
             for (int j = 0; j < kVector; ++j)
             {

@@ -1,0 +1,140 @@
+"""The embedded target: a transformers Llama or Qwen3 model that verifies blocks and hands out the states the drafter reads.
+
+A tap on layer a takes the *output of decoder layer a*, by a hook on that layer: the same as Hugging Face's ``hidden_states[a + 1]``
+except at the last layer, where Hugging Face's entry is already through the final norm. Symbols: N sequences, T tokens, V vocabulary
+rows, A taps, d hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspine_export.errors import UsageError
+from dspine_export.runtime.ragged_cache import RaggedCache
+
+PREFILL_CHUNK_TOKENS = 512  # bounds the mask and the activations of a long prompt
+
+HiddenSink = Callable[[Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class TargetStep:
+    """What one verification pass returns.
+
+    Attributes:
+        logits: float32 [N, T, V], row t is the distribution of the token after block token t.
+        hidden: [N, T, A*d], tapped states of the block's tokens.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class TargetExecutor:
+    """Runs one loaded model (see `load_target.open_target`). Not for use from several threads at once: the hooks share a buffer.
+
+    Args:
+        model: a causal language model that attends through `ragged_cache.ragged_attention`.
+        taps: layer indices a, in the order in which the drafter's `fc` concatenates them.
+        eos_ids: tokens that end a generation.
+    """
+
+    def __init__(self, model: Any, taps: Iterable[int], eos_ids: Iterable[int] = ()) -> None:
+        self.model, self.taps, self.eos_ids = model, tuple(taps), frozenset(eos_ids)
+        self.config = model.config
+        self.max_positions = int(self.config.max_position_embeddings)
+        self._tapped: dict[int, Tensor] = {}
+        for layer in set(self.taps):
+            model.base_model.layers[layer].register_forward_hook(self._hook(layer))
+
+    @property
+    def embed_tokens(self) -> Tensor:
+        """The embedding [V, d], shared with the model."""
+        return self.model.get_input_embeddings().weight.detach()
+
+    @property
+    def lm_head(self) -> Tensor:
+        """The output matrix [V, d], shared with the model (and the embedding, where tied)."""
+        return self.model.get_output_embeddings().weight.detach()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.device
+
+    @torch.inference_mode()
+    def new_state(self, batch: int, capacity: int) -> RaggedCache:
+        """An empty cache of `capacity` positions for each of `batch` sequences."""
+        config = self.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (batch, config.num_key_value_heads, capacity, head_dim)
+        return RaggedCache.empty(config.num_hidden_layers, shape, self.embed_tokens)
+
+    @torch.inference_mode()
+    def prefill(self, state: RaggedCache, prompts: Sequence[Sequence[int]], sink: HiddenSink) -> Tensor:
+        """Commits whole prompts into an empty cache and returns the logits after each, float32 [N, V].
+
+        `sink(hidden [N, T, A*d], counts [N])` receives the tapped states piece by piece, counts[n] leading rows of each piece valid.
+        """
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        longest = int(lengths.max())
+        ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        self._check_ids(ids)
+        last = torch.empty(len(prompts), self.config.hidden_size, dtype=self.embed_tokens.dtype, device=self.device)
+        for start in range(0, longest, PREFILL_CHUNK_TOKENS):
+            piece = ids[:, start : start + PREFILL_CHUNK_TOKENS].to(self.device)
+            normed, hidden = self._forward(state, piece)
+            ends = ((lengths > start) & (lengths <= start + piece.shape[1])).nonzero().squeeze(1)
+            last[ends] = normed[ends, lengths[ends] - start - 1]
+            sink(hidden, (lengths - start).clamp(0, piece.shape[1]))
+            state.lengths = state.lengths + piece.shape[1]  # padding included, so that the next piece lines up
+        state.lengths = lengths
+        return self._logits(last)
+
+    @torch.inference_mode()
+    def verify(self, state: RaggedCache, block: Tensor) -> TargetStep:
+        """Runs [anchor, drafts ...] int64 [N, T] behind the committed tokens. Nothing is committed until `commit`."""
+        normed, hidden = self._forward(state, block)
+        return TargetStep(self._logits(normed), hidden)
+
+    def commit(self, state: RaggedCache, counts: Tensor) -> None:
+        """Keeps the first counts[n] tokens of the block just verified, int64 [N]; the rest is forgotten."""
+        state.lengths = state.lengths + counts
+
+    @torch.inference_mode()
+    def select(self, state: RaggedCache, rows: Tensor) -> RaggedCache:
+        """Keeps the sequences `rows`, int64 [M], of a batch."""
+        return state.select(rows)
+
+    def _forward(self, state: RaggedCache, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Final-normed states [N, T, d] and tapped states [N, T, A*d] of ids [N, T]."""
+        positions = state.lengths[:, None] + torch.arange(ids.shape[1], device=ids.device)
+        mask = state.begin(positions)
+        out = self.model.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, ragged_cache=state
+        )
+        hidden = [self._tapped[layer] for layer in self.taps]
+        self._tapped.clear()
+        normed = out.last_hidden_state
+        return normed, torch.cat(hidden, dim=-1) if hidden else normed[..., :0]
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(normed).float()
+
+    def _hook(self, layer: int) -> Callable[..., None]:
+        def keep(_module: object, _inputs: object, output: Any) -> None:
+            self._tapped[layer] = output[0] if isinstance(output, tuple) else output
+
+        return keep
+
+    def _check_ids(self, ids: Tensor) -> None:
+        rows = self.embed_tokens.shape[0]
+        if bool(((ids < 0) | (ids >= rows)).any()):
+            got = f"{int(ids.min())} .. {int(ids.max())}"
+            raise UsageError("Prompt token outside the target's vocabulary", got=got, expected=f"0 .. {rows - 1}")

@@ -47,7 +47,8 @@ def main() -> int:
     import_plugins()
     torch.backends.cuda.matmul.allow_tf32 = False
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    failures = run_checks(options.directory, options.small) + check_the_check(options.directory)
+    failures = run_checks(options.directory, options.small)
+    failures += run_golden(options.directory) + check_the_check(options.directory)
     if not options.small:
         print_timings(options.directory)
     print("FAILED" if failures else "all checks passed", failures or "")
@@ -78,6 +79,23 @@ def run_checks(directory: Path, small: bool) -> int:
                     result = f"FAILED  {error}"
                 print(f"{case.name:24} {op.op_type:18} {name:9} {result}", flush=True)
             torch.cuda.empty_cache()
+    return failures
+
+
+def run_golden(directory: Path) -> int:
+    """The golden cases of the test suite; returns the number of failures."""
+    from dspine_plugins.build import HARNESS_NAME, LIBRARY_NAME
+    from dspine_plugins.harness.golden import check_golden
+
+    failures = 0
+    for case in sorted((ROOT / "tests" / "golden").glob("*/io.safetensors")):
+        try:
+            check_golden(case.parent, directory / HARNESS_NAME, directory / LIBRARY_NAME)
+        except (AssertionError, RuntimeError, ImportError) as error:
+            failures += 1
+            print(f"golden case {case.parent.name} FAILED  {error}")
+        else:
+            print(f"golden case {case.parent.name} ok")
     return failures
 
 

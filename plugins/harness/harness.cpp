@@ -1,44 +1,36 @@
 // Drives the real IPluginV3 objects of a plugin library through the calls that TensorRT makes, without TensorRT.
 //
-// A C interface for ctypes: device pointers and streams come from the caller. Every function reports failure through its return
-// value and `dspine_harness_error`.
+// A C interface for ctypes: device pointers and streams come from the caller. Every function reports failure through
+// its return value and `dspine_harness_error`.
+#include "descriptors.h"
+
 #include "dspine/schema_generated.h"
 
-#include <NvInferRuntime.h>
-#include <algorithm>
 #include <cstring>
 #include <dlfcn.h>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 using namespace nvinfer1;
-
-struct HarnessTensor
-{
-    void* data;
-    int32_t type; // nvinfer1::DataType
-    int32_t rank;
-    int64_t dims[4];
-};
+using namespace harness;
 
 namespace
 {
 
-using GetCreators = IPluginCreatorInterface* const* (*) (int32_t&);
+using GetCreators = IPluginCreatorInterface* const* (*)(int32_t&);
 using PluginPointer = std::unique_ptr<IPluginV3>;
 
 thread_local std::string gError;
 
-template <typename Result>
+template<typename Result>
 Result failed(Result result, std::string message)
 {
     gError = std::move(message);
     return result;
 }
 
-template <typename Interface>
+template<typename Interface>
 Interface* capability(IPluginV3* plugin, PluginCapabilityType type)
 {
     return static_cast<Interface*>(plugin->getCapabilityInterface(type));
@@ -115,100 +107,6 @@ struct SavedFields
     }
 };
 
-PluginTensorDesc describe(HarnessTensor const& tensor)
-{
-    PluginTensorDesc desc{};
-    desc.type = static_cast<DataType>(tensor.type);
-    desc.format = TensorFormat::kLINEAR;
-    desc.dims.nbDims = tensor.rank;
-    std::copy_n(tensor.dims, tensor.rank, desc.dims.d);
-    return desc;
-}
-
-std::vector<PluginTensorDesc> describeAll(HarnessTensor const* tensors, int32_t count)
-{
-    std::vector<PluginTensorDesc> descs;
-    std::transform(tensors, tensors + count, std::back_inserter(descs), describe);
-    return descs;
-}
-
-std::vector<DynamicPluginTensorDesc> describeDynamic(HarnessTensor const* tensors, int32_t count)
-{
-    std::vector<DynamicPluginTensorDesc> descs;
-    for (int32_t i = 0; i < count; ++i)
-    {
-        PluginTensorDesc const desc = describe(tensors[i]);
-        descs.push_back({desc, desc.dims, desc.dims, desc.dims});
-    }
-    return descs;
-}
-
-//! Plugins only forward dimension expressions, so objects without an implementation do: what counts is which one comes back.
-class Expression : public IDimensionExpr
-{
-public:
-    explicit Expression(int64_t size)
-        : size(size)
-    {
-    }
-    int64_t size;
-};
-
-class Builder : public IExprBuilder
-{
-};
-
-bool shapesFollow(IPluginV3OneBuild& build, std::vector<PluginTensorDesc> const& in, std::vector<PluginTensorDesc> const& out)
-{
-    std::vector<std::unique_ptr<Expression>> storage;
-    std::vector<DimsExprs> inputs;
-    for (auto const& desc : in)
-    {
-        DimsExprs dims{};
-        dims.nbDims = desc.dims.nbDims;
-        for (int32_t axis = 0; axis < dims.nbDims; ++axis)
-        {
-            storage.push_back(std::make_unique<Expression>(desc.dims.d[axis]));
-            dims.d[axis] = storage.back().get();
-        }
-        inputs.push_back(dims);
-    }
-    std::vector<DimsExprs> outputs(out.size());
-    Builder builder;
-    auto const nbIn = static_cast<int32_t>(in.size());
-    auto const nbOut = static_cast<int32_t>(out.size());
-    if (build.getOutputShapes(inputs.data(), nbIn, nullptr, 0, outputs.data(), nbOut, builder) != 0)
-    {
-        return false;
-    }
-    for (size_t i = 0; i < out.size(); ++i)
-    {
-        if (outputs[i].nbDims != out[i].dims.nbDims)
-        {
-            return false;
-        }
-        for (int32_t axis = 0; axis < outputs[i].nbDims; ++axis)
-        {
-            auto const* expression = static_cast<Expression const*>(outputs[i].d[axis]);
-            if (expression == nullptr || expression->size != out[i].dims.d[axis])
-            {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-bool typesFollow(IPluginV3OneBuild& build, std::vector<PluginTensorDesc> const& in, std::vector<PluginTensorDesc> const& out)
-{
-    std::vector<DataType> inputs;
-    std::transform(in.begin(), in.end(), std::back_inserter(inputs), [](auto const& desc) { return desc.type; });
-    std::vector<DataType> outputs(out.size());
-    auto const status = build.getOutputDataTypes(
-        outputs.data(), static_cast<int32_t>(out.size()), inputs.data(), static_cast<int32_t>(in.size()));
-    return status == 0 && std::equal(outputs.begin(), outputs.end(), out.begin(), [](auto a, auto const& b) { return a == b.type; });
-}
-
 } // namespace
 
 #define DSPINE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -218,8 +116,8 @@ DSPINE_EXPORT char const* dspine_harness_error()
     return gError.c_str();
 }
 
-//! A plugin that went through create, serialise, create from the serialised fields, clone and attachToContext; null on failure.
-//! All objects before the last are gone, so state shared between them would show.
+//! A plugin that went through create, serialise, create from the serialised fields, clone and attachToContext; null on
+//! failure. All objects before the last are gone, so state shared between them would show.
 DSPINE_EXPORT void* dspine_harness_create(
     char const* library, char const* op, int32_t nbAttributes, char const* const* names, float const* values)
 {

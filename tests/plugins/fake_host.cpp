@@ -13,35 +13,66 @@ namespace
 class Registry final : public IPluginRegistry
 {
 public:
-    bool registerCreator(IPluginCreator&, AsciiChar const* const) noexcept override { return false; }
-    IPluginCreator* const* getPluginCreatorList(int32_t* const) const noexcept override { return nullptr; }
-    IPluginCreator* getPluginCreator(AsciiChar const* const, AsciiChar const* const, AsciiChar const* const) noexcept override
+    bool registerCreator(IPluginCreator&, AsciiChar const* const) noexcept override
+    {
+        return false;
+    }
+    IPluginCreator* const* getPluginCreatorList(int32_t* const) const noexcept override
+    {
+        return nullptr;
+    }
+    IPluginCreator* getPluginCreator(
+        AsciiChar const* const, AsciiChar const* const, AsciiChar const* const) noexcept override
     {
         return nullptr;
     }
     void setErrorRecorder(IErrorRecorder* const) noexcept override {}
-    IErrorRecorder* getErrorRecorder() const noexcept override { return nullptr; }
-    bool deregisterCreator(IPluginCreator const&) noexcept override { return false; }
-    bool isParentSearchEnabled() const override { return false; }
+    IErrorRecorder* getErrorRecorder() const noexcept override
+    {
+        return nullptr;
+    }
+    bool deregisterCreator(IPluginCreator const&) noexcept override
+    {
+        return false;
+    }
+    bool isParentSearchEnabled() const override
+    {
+        return false;
+    }
     void setParentSearchEnabled(bool const) override {}
     void deregisterLibrary(PluginLibraryHandle) noexcept override {}
-    bool registerCreator(IPluginCreatorInterface&, AsciiChar const* const) noexcept override { return false; }
+    bool registerCreator(IPluginCreatorInterface&, AsciiChar const* const) noexcept override
+    {
+        return false;
+    }
     IPluginCreatorInterface* const* getAllCreators(int32_t* const count) const noexcept override
     {
         *count = mCount;
         return mCreators;
     }
-    bool deregisterCreator(IPluginCreatorInterface const&) noexcept override { return false; }
-    IPluginResource* acquirePluginResource(AsciiChar const*, IPluginResource*) noexcept override { return nullptr; }
-    int32_t releasePluginResource(AsciiChar const*) noexcept override { return 0; }
-    IPluginCreatorInterface* const* getAllCreatorsRecursive(int32_t* const count) noexcept override { return getAllCreators(count); }
+    bool deregisterCreator(IPluginCreatorInterface const&) noexcept override
+    {
+        return false;
+    }
+    IPluginResource* acquirePluginResource(AsciiChar const*, IPluginResource*) noexcept override
+    {
+        return nullptr;
+    }
+    int32_t releasePluginResource(AsciiChar const*) noexcept override
+    {
+        return 0;
+    }
+    IPluginCreatorInterface* const* getAllCreatorsRecursive(int32_t* const count) noexcept override
+    {
+        return getAllCreators(count);
+    }
 
     PluginLibraryHandle loadLibrary(AsciiChar const* path) noexcept override
     {
         void* library = dlopen(path, RTLD_NOW);
-        auto const creators = library == nullptr
-            ? nullptr
-            : reinterpret_cast<IPluginCreatorInterface* const* (*) (int32_t&)>(dlsym(library, "getCreators"));
+        auto const creators = library == nullptr ? nullptr
+                                                 : reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(
+                                                       dlsym(library, "getCreators"));
         std::printf("loadLibrary %s\n", creators != nullptr ? "ok" : "failed");
         std::fflush(stdout);
         if (creators == nullptr)
@@ -58,7 +89,8 @@ public:
         for (int32_t i = 0; i < mCount; ++i)
         {
             auto* creator = static_cast<IPluginCreatorV3One*>(mCreators[i]);
-            if (std::strcmp(creator->getPluginName(), name) == 0 && std::strcmp(creator->getPluginVersion(), version) == 0
+            if (std::strcmp(creator->getPluginName(), name) == 0
+                && std::strcmp(creator->getPluginVersion(), version) == 0
                 && std::strcmp(creator->getPluginNamespace(), space) == 0)
             {
                 return creator;

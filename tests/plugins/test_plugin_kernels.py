@@ -13,6 +13,7 @@ import torch
 from dspine_plugins.build import HARNESS_NAME
 from dspine_plugins.harness.cases import CASES, Case
 from dspine_plugins.harness.check import check
+from dspine_plugins.harness.golden import check_golden
 from dspine_plugins.toolchain import find_headers
 
 from tests.plugins.emulation.emulate import build_emulated, rewrite
@@ -46,6 +47,11 @@ def test_transition_scores(libraries: tuple[Path, Path], case: Case, dtype: torc
 @BY_NAME
 def test_lattice_walk(libraries: tuple[Path, Path], case: Case) -> None:
     assert check("LatticeWalk", case, torch.float32, *libraries, device="cpu") == "exact"
+
+
+@pytest.mark.parametrize("name", ["b4_mha_k1", "b8_gqa", "b16_qwen_ratio"])
+def test_golden_cases(libraries: tuple[Path, Path], name: str) -> None:
+    check_golden(Path(__file__).parents[1] / "golden" / name, *libraries, device="cpu")
 
 
 @pytest.mark.parametrize("op", ["AdjacentInjection", "TransitionScores", "LatticeWalk"])

@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* Major: operands, attributes or serialised fields changed, so that plans of another major cannot be loaded. Minor: additions. */
+/* Major: operands, attributes or serialised fields changed, so that plans of another major cannot be loaded. Minor:
+ * additions. */
 #define DSPINE_ABI_MAJOR 1
 #define DSPINE_ABI_MINOR 0
 

@@ -1,10 +1,11 @@
 // Launchers of the DSpine kernels. Plain C++: usable from the TensorRT plugins and from any other host program.
 //
 // Symbols: N sequences, B slots of a block (slot 0 is the anchor), d hidden size, r transfer rank, m message size,
-// K candidates, V vocabulary rows. All tensors are dense and row-major. T is float or bfloat16; sums, norms, exponentials and
-// scores are float32 throughout, and the float32 variants never use TF32.
+// K candidates, V vocabulary rows. All tensors are dense and row-major. T is float or bfloat16; sums, norms,
+// exponentials and scores are float32 throughout, and the float32 variants never use TF32.
 //
-// Every launcher is asynchronous on `stream`, allocates nothing, keeps no state and gives the same bits for the same arguments.
+// Every launcher is asynchronous on `stream`, allocates nothing, keeps no state and gives the same bits for the same
+// arguments.
 #pragma once
 
 #include <cstddef>
@@ -48,8 +49,8 @@ struct InjectionTensors
 
 //! Bytes of scratch memory; enough for every smaller batch as well.
 size_t adjacentInjectionWorkspace(InjectionShape const& shape, Element element);
-cudaError_t adjacentInjection(
-    InjectionShape const& shape, Element element, InjectionTensors const& tensors, void* workspace, cudaStream_t stream);
+cudaError_t adjacentInjection(InjectionShape const& shape, Element element, InjectionTensors const& tensors,
+    void* workspace, cudaStream_t stream);
 
 struct TransitionShape
 {
@@ -63,15 +64,15 @@ struct TransitionShape
 
 struct TransitionTensors
 {
-    void const* preInjection;     // T [N, B-1, d]
-    void const* receiverGate;     // T [N, B-1, m], bias included
-    int64_t const* anchorIds;     // [N]
-    int64_t const* candidateIds;  // [N, B-1, K]; ids outside [0, V) are clamped
-    void const* tokenTable;       // T [V, 2m], row v = [M p_v ; G_p p_v]
-    void const* writeWeight;      // T [d, m]
-    void const* normWeight;       // T [d]
-    void const* lmHead;           // T [V, d]
-    float* transitionScores;      // [N, B-1, K, K], predecessor before successor
+    void const* preInjection;    // T [N, B-1, d]
+    void const* receiverGate;    // T [N, B-1, m], bias included
+    int64_t const* anchorIds;    // [N]
+    int64_t const* candidateIds; // [N, B-1, K]; ids outside [0, V) are clamped
+    void const* tokenTable;      // T [V, 2m], row v = [M p_v ; G_p p_v]
+    void const* writeWeight;     // T [d, m]
+    void const* normWeight;      // T [d]
+    void const* lmHead;          // T [V, d]
+    float* transitionScores;     // [N, B-1, K, K], predecessor before successor
 };
 
 size_t transitionScoresWorkspace(TransitionShape const& shape, Element element);

@@ -1,8 +1,8 @@
 // libdspine_trt_autoreg.so: registers the plugins in hosts that do no more than dlopen a library.
 //
-// Its constructor asks the TensorRT already present in the process to load the sibling libdspine_trt_plugins.so. That is a call
-// through IPluginRegistry, whose virtual table belongs to one ABI generation, so the shim first compares the host's with that of the
-// headers it was compiled with and leaves with a message when they differ.
+// Its constructor asks the TensorRT already present in the process to load the sibling libdspine_trt_plugins.so. That
+// is a call through IPluginRegistry, whose virtual table belongs to one ABI generation, so the shim first compares the
+// host's with that of the headers it was compiled with and leaves with a message when they differ.
 #include <NvInferRuntime.h>
 #include <NvInferVersion.h>
 
@@ -67,13 +67,14 @@ std::string siblingPath()
     return path.substr(0, path.rfind('/') + 1) + "libdspine_trt_plugins.so";
 }
 
-template <typename Function>
+template<typename Function>
 Function symbol(void* library, char const* name)
 {
     return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-//! getInferLibVersion: major * 10000 + minor * 100 + patch since TensorRT 10, major * 1000 + minor * 100 + patch before.
+//! getInferLibVersion: major * 10000 + minor * 100 + patch since TensorRT 10, major * 1000 + minor * 100 + patch
+//! before.
 void decodeVersion(int32_t version, int32_t& major, int32_t& minor)
 {
     int32_t const unit = version >= 10000 ? 10000 : 1000;
@@ -97,17 +98,19 @@ bool hostMatches(void* library, Host const& host)
         return true;
     }
     std::fprintf(stderr,
-        "[dspine] plugins not registered: this shim was built with TensorRT%s %d headers, the host is TensorRT%s %d.%d (plugin "
-        "registry of generation %d, shim %d).\n[dspine]   fix: load libdspine_trt_plugins.so with IPluginRegistry::loadLibrary, or "
+        "[dspine] plugins not registered: this shim was built with TensorRT%s %d headers, the host is TensorRT%s %d.%d "
+        "(plugin "
+        "registry of generation %d, shim %d).\n[dspine]   fix: load libdspine_trt_plugins.so with "
+        "IPluginRegistry::loadLibrary, or "
         "build the shim with the host's headers (TENSORRT_ROOT)\n",
-        kRtxHeaders ? "-RTX" : "", NV_TENSORRT_MAJOR, host.rtx ? "-RTX" : "", major, minor, registryAbi(host.rtx, major, minor),
-        kHeaderAbi);
+        kRtxHeaders ? "-RTX" : "", NV_TENSORRT_MAJOR, host.rtx ? "-RTX" : "", major, minor,
+        registryAbi(host.rtx, major, minor), kHeaderAbi);
     return false;
 }
 
 void registerPlugins(void* library, Host const& host)
 {
-    auto const registryOf = symbol<nvinfer1::IPluginRegistry* (*) ()>(library, "getPluginRegistry");
+    auto const registryOf = symbol<nvinfer1::IPluginRegistry* (*)()>(library, "getPluginRegistry");
     nvinfer1::IPluginRegistry* registry = registryOf != nullptr ? registryOf() : nullptr;
     if (registry == nullptr)
     {

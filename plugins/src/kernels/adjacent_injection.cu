@@ -17,7 +17,7 @@ size_t scaleBytes(InjectionShape const& s)
     return static_cast<size_t>(ceilDiv(s.batch * s.block * static_cast<int64_t>(sizeof(float)), 256) * 256);
 }
 
-template <typename T>
+template<typename T>
 injection::Problem<T> typed(InjectionShape const& s, InjectionTensors const& t, void* workspace)
 {
     injection::Problem<T> p{};
@@ -43,7 +43,8 @@ injection::Problem<T> typed(InjectionShape const& s, InjectionTensors const& t, 
 bool fitsTensorCores(injection::Problem<__nv_bfloat16> const& p)
 {
     return p.hiddenSize % 16 == 0 && p.rank % 16 == 0 && p.message % 16 == 0
-        && alignedTo32(p.feature, p.messageWeight, p.receiverGateWeight, p.predecessorGateWeight, p.writeWeight, p.z);
+           && alignedTo32(
+               p.feature, p.messageWeight, p.receiverGateWeight, p.predecessorGateWeight, p.writeWeight, p.z);
 }
 
 } // namespace

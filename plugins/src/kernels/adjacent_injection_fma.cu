@@ -8,7 +8,7 @@ namespace
 {
 
 //! One block: 16 rows x 64 message columns. The blocks after the last tile compute row norms instead.
-template <typename T>
+template<typename T>
 __global__ void __launch_bounds__(fma::kThreads) messageKernel(Problem<T> p, int64_t columnTiles, int64_t tiles)
 {
     __shared__ fma::Stage stage;
@@ -20,11 +20,13 @@ __global__ void __launch_bounds__(fma::kThreads) messageKernel(Problem<T> p, int
     int64_t const firstRow = blockIdx.x / columnTiles * fma::kRows;
     int64_t const tile = blockIdx.x % columnTiles;
     int64_t const firstColumn = tile * fma::kColumns;
-    auto receiverRow = [&](int i) -> T const* {
+    auto receiverRow = [&](int i) -> T const*
+    {
         int64_t const row = firstRow + i;
         return row < p.rows ? p.feature + row * p.rank : nullptr;
     };
-    auto predecessorRow = [&](int i) -> T const* {
+    auto predecessorRow = [&](int i) -> T const*
+    {
         int64_t const row = firstRow + i;
         return row < p.rows && row % p.block > 1 ? p.feature + (row - 1) * p.rank : nullptr;
     };
@@ -48,13 +50,14 @@ __global__ void __launch_bounds__(fma::kThreads) messageKernel(Problem<T> p, int
     }
 }
 
-template <typename T>
+template<typename T>
 __global__ void __launch_bounds__(fma::kThreads) writeKernel(Problem<T> p, int64_t columnTiles)
 {
     __shared__ fma::Stage stage;
     int64_t const firstRow = blockIdx.x / columnTiles * fma::kRows;
     int64_t const firstColumn = blockIdx.x % columnTiles * fma::kColumns;
-    auto zRow = [&](int i) -> T const* {
+    auto zRow = [&](int i) -> T const*
+    {
         int64_t const row = firstRow + i;
         return row < p.rows ? p.z + row * p.message : nullptr;
     };
@@ -76,7 +79,7 @@ __global__ void __launch_bounds__(fma::kThreads) writeKernel(Problem<T> p, int64
 
 } // namespace
 
-template <typename T>
+template<typename T>
 cudaError_t launchFma(Problem<T> const& p, cudaStream_t stream)
 {
     int64_t const rowTiles = ceilDiv(p.rows, fma::kRows);

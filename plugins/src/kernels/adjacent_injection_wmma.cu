@@ -1,7 +1,8 @@
 // Adjacent injection on tensor cores (bfloat16 products, float32 sums).
 //
-// At decoding sizes the weights dominate: each is read once per 16 or 32 rows, straight from global memory into fragments, with the
-// inner dimension split over the warps of a block so that a small batch still keeps many loads in flight.
+// At decoding sizes the weights dominate: each is read once per 16 or 32 rows, straight from global memory into
+// fragments, with the inner dimension split over the warps of a block so that a small batch still keeps many loads in
+// flight.
 #include "injection_parts.cuh"
 
 #include <mma.h>
@@ -25,7 +26,7 @@ constexpr int kWriteColumns = 32;
 constexpr int kWriteSlices = kWarps / (kWriteColumns / kTile);
 constexpr int kWriteInner = 512;
 
-template <int kRowTiles>
+template<int kRowTiles>
 struct MessageShared
 {
     static constexpr int kInner = 1024 / kRowTiles;
@@ -38,9 +39,9 @@ struct MessageShared
     };
 };
 
-template <int kRowTiles>
-__device__ void accumulateMessages(
-    Problem<Bf16> const& p, MessageShared<kRowTiles>& shared, int64_t firstRow, int64_t column, Accumulator (&acc)[3][kRowTiles])
+template<int kRowTiles>
+__device__ void accumulateMessages(Problem<Bf16> const& p, MessageShared<kRowTiles>& shared, int64_t firstRow,
+    int64_t column, Accumulator (&acc)[3][kRowTiles])
 {
     using Shared = MessageShared<kRowTiles>;
     int const warp = threadIdx.x / kWarp;
@@ -56,7 +57,8 @@ __device__ void accumulateMessages(
             int const at = i % vectors * 8;
             int64_t const row = firstRow - 1 + q;
             bool const inside = row >= 0 && row < p.rows;
-            copyOrZero8(shared.rows + q * Shared::kStride + at, inside ? p.feature + row * p.rank + base + at : nullptr);
+            copyOrZero8(
+                shared.rows + q * Shared::kStride + at, inside ? p.feature + row * p.rank + base + at : nullptr);
         }
         __syncthreads();
 #pragma unroll 4
@@ -83,7 +85,7 @@ __device__ void accumulateMessages(
 }
 
 //! One block: 16 * kRowTiles rows x 16 message columns. The blocks after the last tile compute row norms instead.
-template <int kRowTiles>
+template<int kRowTiles>
 __global__ void __launch_bounds__(kThreads) messageKernel(Problem<Bf16> p, int64_t columnTiles, int64_t tiles)
 {
     __shared__ __align__(128) MessageShared<kRowTiles> shared;
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) messageKernel(Problem<Bf16> p, int64
     }
 }
 
-template <int kRowTiles>
+template<int kRowTiles>
 struct WriteShared
 {
     static constexpr int kStride = kWriteInner + 8;
@@ -141,7 +143,7 @@ struct WriteShared
 };
 
 //! One block: 16 * kRowTiles rows x 32 hidden columns; warps form 2 column tiles x 4 slices of the inner dimension.
-template <int kRowTiles>
+template<int kRowTiles>
 __global__ void __launch_bounds__(kThreads) writeKernel(Problem<Bf16> p, int64_t columnTiles)
 {
     using Shared = WriteShared<kRowTiles>;
@@ -166,7 +168,8 @@ __global__ void __launch_bounds__(kThreads) writeKernel(Problem<Bf16> p, int64_t
             int const q = i / vectors;
             int const at = i % vectors * 8;
             int64_t const row = firstRow + q;
-            copyOrZero8(shared.rows + q * Shared::kStride + at, row < p.rows ? p.z + row * p.message + base + at : nullptr);
+            copyOrZero8(
+                shared.rows + q * Shared::kStride + at, row < p.rows ? p.z + row * p.message + base + at : nullptr);
         }
         __syncthreads();
         int const end = column < p.hiddenSize ? inner : 0;
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(kThreads) writeKernel(Problem<Bf16> p, int64_t
     }
 }
 
-template <int kRowTiles>
+template<int kRowTiles>
 cudaError_t launch(Problem<Bf16> const& p, cudaStream_t stream)
 {
     int64_t const rowTiles = ceilDiv(p.rows, kTile * kRowTiles);
@@ -214,7 +217,8 @@ cudaError_t launch(Problem<Bf16> const& p, cudaStream_t stream)
     int64_t const hiddenTiles = ceilDiv(p.hiddenSize, kWriteColumns);
     int64_t const tiles = rowTiles * messageTiles;
     int64_t const normBlocks = ceilDiv(p.rows, kWarps);
-    messageKernel<kRowTiles><<<static_cast<unsigned>(tiles + normBlocks), kThreads, 0, stream>>>(p, messageTiles, tiles);
+    messageKernel<kRowTiles>
+        <<<static_cast<unsigned>(tiles + normBlocks), kThreads, 0, stream>>>(p, messageTiles, tiles);
     writeKernel<kRowTiles><<<static_cast<unsigned>(rowTiles * hiddenTiles), kThreads, 0, stream>>>(p, hiddenTiles);
     return cudaPeekAtLastError();
 }

@@ -12,19 +12,19 @@ namespace dspine
 
 inline constexpr int kWarp = 32;
 
-template <typename T>
+template<typename T>
 __device__ __forceinline__ float toFloat(T value)
 {
     return static_cast<float>(value);
 }
 
-template <typename T>
+template<typename T>
 __device__ __forceinline__ T fromFloat(float value)
 {
     return static_cast<T>(value);
 }
 
-template <>
+template<>
 __device__ __forceinline__ __nv_bfloat16 fromFloat<__nv_bfloat16>(float value)
 {
     return __float2bfloat16_rn(value);
@@ -44,7 +44,7 @@ __device__ __forceinline__ float sigmoid(float value)
     return 1.0F / (1.0F + expf(-value));
 }
 
-template <typename T>
+template<typename T>
 __device__ __forceinline__ float addSquare(T element, float sum)
 {
     float const value = toFloat(element);
@@ -52,7 +52,7 @@ __device__ __forceinline__ float addSquare(T element, float sum)
 }
 
 //! |row| / sqrt(size); every lane of the calling warp returns it.
-template <typename T>
+template<typename T>
 __device__ float rowScale(T const* row, int64_t size)
 {
     constexpr int kVector = 16 / sizeof(T);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void copyOrZero8(__nv_bfloat16* destination, __nv_bfl
     *reinterpret_cast<uint4*>(destination) = source != nullptr ? *reinterpret_cast<uint4 const*>(source) : zero;
 }
 
-template <typename... Pointers>
+template<typename... Pointers>
 bool alignedTo32(Pointers... pointers)
 {
     return ((reinterpret_cast<uintptr_t>(pointers) % 32 == 0) && ...);

@@ -32,7 +32,7 @@ __device__ __forceinline__ int threadColumn(int index)
 //! Adds A[rows] * W[firstColumn ..]^T over the whole inner dimension to `acc`.
 //!
 //! `rowOf(i)` is the i-th row of A, null for a row of zeros; `weight` is [columns, inner].
-template <typename T, typename RowOf>
+template<typename T, typename RowOf>
 __device__ void multiply(
     Stage& stage, RowOf rowOf, T const* weight, int64_t columns, int64_t inner, int64_t firstColumn, float (&acc)[2][2])
 {

@@ -7,7 +7,7 @@ namespace dspine::injection
 {
 
 //! Rows are the N*B slots in order; `z` and `scale` live in the workspace.
-template <typename T>
+template<typename T>
 struct Problem
 {
     int64_t rows;
@@ -28,8 +28,9 @@ struct Problem
     float* scale; // [rows], |h| / sqrt(d)
 };
 
-//! Writes z[row, column] from the three dot products of that row; slot 1 takes its predecessor, the anchor, from the table row.
-template <typename T>
+//! Writes z[row, column] from the three dot products of that row; slot 1 takes its predecessor, the anchor, from the
+//! table row.
+template<typename T>
 __device__ __forceinline__ void storeGatedMessage(
     Problem<T> const& p, int64_t row, int64_t column, float receiver, float predecessor, float message)
 {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void storeGatedMessage(
 }
 
 //! injected = hidden + scale * written; slot 0 is copied, whatever its values.
-template <typename T>
+template<typename T>
 __device__ __forceinline__ void storeInjected(Problem<T> const& p, int64_t row, int64_t column, float written)
 {
     int64_t const at = row * p.hiddenSize + column;
@@ -58,7 +59,7 @@ __device__ __forceinline__ void storeInjected(Problem<T> const& p, int64_t row, 
 }
 
 //! The norm of one row a warp; `group` counts the blocks that do this.
-template <typename T>
+template<typename T>
 __device__ void storeScales(Problem<T> const& p, int64_t group)
 {
     int64_t const row = group * (blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -72,7 +73,7 @@ __device__ void storeScales(Problem<T> const& p, int64_t group)
     }
 }
 
-template <typename T>
+template<typename T>
 cudaError_t launchFma(Problem<T> const& problem, cudaStream_t stream);
 
 //! Tensor cores; needs d, r and m divisible by 16 and pointers aligned to 32 bytes.

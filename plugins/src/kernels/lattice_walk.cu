@@ -98,7 +98,8 @@ __device__ void softmax(Row& row, float temperature)
 
 //! Smallest j with cumsum(q)[j] > uniform, the last j if there is none.
 //!
-//! Each prefix is summed in index order in double and rounded to float once: what torch.cumsum gives for a float32 row on the CPU.
+//! Each prefix is summed in index order in double and rounded to float once: what torch.cumsum gives for a float32 row
+//! on the CPU.
 __device__ int inverseCdf(Row const& row, float uniform, float* scratch)
 {
     for (int i = 0; i < kPerLane; ++i)
@@ -121,7 +122,7 @@ __device__ int inverseCdf(Row const& row, float uniform, float* scratch)
     __syncwarp();
     for (int i = 0; i < kPerLane; ++i)
     {
-        bool const above = Row::index(i) < row.count && static_cast<float>(prefix[i]) > uniform;
+        bool const above = Row::index(i)<row.count&& static_cast<float>(prefix[i])> uniform;
         unsigned const lanes = __ballot_sync(kFull, above);
         if (lanes != 0)
         {
@@ -131,7 +132,8 @@ __device__ int inverseCdf(Row const& row, float uniform, float* scratch)
     return row.count - 1;
 }
 
-__device__ void walk(WalkTensors const& t, float const* scores, int64_t sequence, int slots, int candidates, float* scratch)
+__device__ void walk(
+    WalkTensors const& t, float const* scores, int64_t sequence, int slots, int candidates, float* scratch)
 {
     float const temperature = t.temperature[sequence];
     bool const sampled = temperature > 0.0F;

@@ -15,13 +15,14 @@ constexpr int kRowsPerThread = kRowTile / kRowStep;
 struct Shared
 {
     fma::Stage stage;
-    float y[kRowTile][kChunk + 1];            // gamma * y
-    float head[kMaxCandidates][kChunk + 1];   // rows of lm_head
+    float y[kRowTile][kChunk + 1];          // gamma * y
+    float head[kMaxCandidates][kChunk + 1]; // rows of lm_head
 };
 
 //! Turns the tile's products into gamma * y in shared memory and adds to the squares of this thread's two rows.
-template <typename T>
-__device__ void storeRefined(Problem<T> const& p, Shared& shared, int64_t slot, int64_t firstColumn, float (&acc)[2][2], float (&square)[2])
+template<typename T>
+__device__ void storeRefined(
+    Problem<T> const& p, Shared& shared, int64_t slot, int64_t firstColumn, float (&acc)[2][2], float (&square)[2])
 {
     T const* pre = p.preInjection + slot * p.shape.hidden;
     float const scale = p.scale[slot];
@@ -40,7 +41,7 @@ __device__ void storeRefined(Problem<T> const& p, Shared& shared, int64_t slot, 
     }
 }
 
-template <typename T>
+template<typename T>
 __device__ void stageHead(Problem<T> const& p, Shared& shared, int64_t slot, int64_t firstColumn)
 {
     int const lane = threadIdx.x % kWarp;
@@ -54,8 +55,9 @@ __device__ void stageHead(Problem<T> const& p, Shared& shared, int64_t slot, int
     }
 }
 
-//! One block: 16 predecessors of one slot x the chunks of one part. Thread t accumulates candidate t % 64 for rows t / 64 + 4 i.
-template <typename T>
+//! One block: 16 predecessors of one slot x the chunks of one part. Thread t accumulates candidate t % 64 for rows t /
+//! 64 + 4 i.
+template<typename T>
 __global__ void __launch_bounds__(fma::kThreads) partialsKernel(Problem<T> p)
 {
     __shared__ Shared shared;
@@ -118,7 +120,7 @@ Plan planFma(TransitionShape const& shape)
     return makePlan(shape, 1, ceilDiv(shape.candidates, kRowTile), kChunk);
 }
 
-template <typename T>
+template<typename T>
 void launchPartialsFma(Problem<T> const& p, cudaStream_t stream)
 {
     int64_t const blocks = p.plan.slots * (p.plan.paddedK / kRowTile);

@@ -1,8 +1,8 @@
 // Partial transition scores on tensor cores.
 //
-// One block handles 64 (slot, predecessor) rows, so that each chunk of the write weight is read once for four slots of 16 candidates.
-// The second product, <gamma y, W_j>, would lose the float32 y in bfloat16 operands; y is therefore split into a high and a low
-// bfloat16 part (16 significant bits together) and both are multiplied.
+// One block handles 64 (slot, predecessor) rows, so that each chunk of the write weight is read once for four slots of
+// 16 candidates. The second product, <gamma y, W_j>, would lose the float32 y in bfloat16 operands; y is therefore
+// split into a high and a low bfloat16 part (16 significant bits together) and both are multiplied.
 #include "transition_parts.cuh"
 
 #include <mma.h>
@@ -27,9 +27,9 @@ constexpr int kRowsPerWarp = kRows / kWarps;
 constexpr int kChunk = kWarps * kTile; // hidden columns, one tile a warp
 constexpr int kInner = 128;            // message columns staged at a time
 constexpr int kStageStride = kChunk + 8;
-constexpr int kYStride = kChunk + 4;     // floats
+constexpr int kYStride = kChunk + 4;       // floats
 constexpr int kSplitStride = 2 * kYStride; // the same rows as bfloat16: high parts, then low parts
-constexpr int kMaxDotTiles = 2;          // of one warp: at most 4 x 4 tiles over 8 warps
+constexpr int kMaxDotTiles = 2;            // of one warp: at most 4 x 4 tiles over 8 warps
 
 static_assert(kInner == kChunk, "z and lm_head rows share one buffer");
 
@@ -42,8 +42,8 @@ struct Shared
 struct Block
 {
     int64_t firstSlot;
-    int slots;      // slots of the group
-    int tilesPerK;  // row tiles of one slot
+    int slots;     // slots of the group
+    int tilesPerK; // row tiles of one slot
     int paddedK;
 };
 
@@ -135,7 +135,8 @@ __device__ void refineRows(
             gammaY[i] = 0.0F;
             if (used && column < p.shape.hidden)
             {
-                float const y = fmaf(p.scale[slot], shared.y[row * kYStride + c], toFloat(p.preInjection[slot * p.shape.hidden + column]));
+                float const y = fmaf(p.scale[slot], shared.y[row * kYStride + c],
+                    toFloat(p.preInjection[slot * p.shape.hidden + column]));
                 square[r] = fmaf(y, y, square[r]);
                 gammaY[i] = y * toFloat(p.normWeight[column]);
             }
@@ -189,7 +190,8 @@ __device__ void multiplyHead(Block const& b, Shared const& shared, Accumulator (
     }
 }
 
-__device__ void storePartials(Problem<Bf16> const& p, Block const& b, float (&square)[kRowsPerWarp], Accumulator (&dot)[kMaxDotTiles])
+__device__ void storePartials(
+    Problem<Bf16> const& p, Block const& b, float (&square)[kRowsPerWarp], Accumulator (&dot)[kMaxDotTiles])
 {
     int64_t const base = (blockIdx.y * p.plan.slotsPadded + b.firstSlot) * b.paddedK;
     for (int r = 0; r < kRowsPerWarp; ++r)
@@ -259,8 +261,8 @@ Plan planWmma(TransitionShape const& shape)
 cudaError_t launchPartialsWmma(Problem<Bf16> const& p, cudaStream_t stream)
 {
     // More than the 48 KiB that every kernel may use: this one has to ask. All supported architectures offer 99 KiB.
-    cudaError_t const status
-        = cudaFuncSetAttribute(partialsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
+    cudaError_t const status = cudaFuncSetAttribute(
+        partialsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
     if (status != cudaSuccess)
     {
         return status;

@@ -1,8 +1,8 @@
 // What the stages of the transition scores share: the partition of the work, the workspace and the typed problem.
 //
-// Stage 1 (gate) turns the K possible predecessors of every slot into gated messages z. Stage 2 (partials) splits the hidden
-// dimension: per chunk it forms y = pre + scale * Wr z and reduces it at once to |y|^2 [K] and <gamma y, W_j> [K, K], so y itself is
-// never stored. Stage 3 (reduce) adds the chunks in a fixed order and divides by the norm.
+// Stage 1 (gate) turns the K possible predecessors of every slot into gated messages z. Stage 2 (partials) splits the
+// hidden dimension: per chunk it forms y = pre + scale * Wr z and reduces it at once to |y|^2 [K] and <gamma y, W_j>
+// [K, K], so y itself is never stored. Stage 3 (reduce) adds the chunks in a fixed order and divides by the norm.
 #pragma once
 
 #include "common.cuh"
@@ -25,8 +25,7 @@ struct Plan
 };
 
 //! Plan for blocks that take `slotsPerGroup` slots, and for `blocksPerSlot` blocks a slot when they take less than one.
-inline Plan makePlan(
-    TransitionShape const& s, int64_t slotsPerGroup, int64_t blocksPerSlot, int64_t chunkColumns)
+inline Plan makePlan(TransitionShape const& s, int64_t slotsPerGroup, int64_t blocksPerSlot, int64_t chunkColumns)
 {
     Plan plan{};
     plan.slots = s.batch * s.slots;
@@ -40,7 +39,7 @@ inline Plan makePlan(
     return plan;
 }
 
-template <typename T>
+template<typename T>
 struct Problem
 {
     TransitionShape shape;
@@ -62,7 +61,7 @@ struct Problem
 };
 
 //! Row of lm_head of candidate j of a slot; null for padding.
-template <typename T>
+template<typename T>
 __device__ __forceinline__ T const* candidateRow(Problem<T> const& p, int64_t slot, int j)
 {
     if (slot >= p.plan.slots || j >= p.shape.candidates)
@@ -73,7 +72,7 @@ __device__ __forceinline__ T const* candidateRow(Problem<T> const& p, int64_t sl
 }
 
 Plan planFma(TransitionShape const& shape);
-template <typename T>
+template<typename T>
 void launchPartialsFma(Problem<T> const& problem, cudaStream_t stream);
 
 //! Tensor cores; needs d and m divisible by 16 and pointers aligned to 32 bytes.

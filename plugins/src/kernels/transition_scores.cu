@@ -14,7 +14,7 @@ constexpr int kGateThreads = 128;
 constexpr int kReduceThreads = 256;
 
 //! One block per (slot, predecessor); the block after a slot's last predecessor computes |pre|.
-template <typename T>
+template<typename T>
 __global__ void __launch_bounds__(kGateThreads) gateKernel(Problem<T> p)
 {
     int64_t const slot = blockIdx.x / (p.plan.paddedK + 1);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kGateThreads) gateKernel(Problem<T> p)
     }
 }
 
-template <typename T>
+template<typename T>
 __global__ void __launch_bounds__(kReduceThreads) reduceKernel(Problem<T> p)
 {
     __shared__ float inverseNorm[kMaxCandidates];
@@ -107,10 +107,10 @@ Layout layoutOf(TransitionShape const& s, Plan const& plan, Element element)
 bool valid(TransitionShape const& s)
 {
     return s.batch >= 0 && s.slots >= kMinBlock - 1 && s.slots <= kMaxBlock - 1 && s.hidden > 0 && s.message > 0
-        && s.candidates >= 1 && s.candidates <= kMaxCandidates && s.vocab > 0;
+           && s.candidates >= 1 && s.candidates <= kMaxCandidates && s.vocab > 0;
 }
 
-template <typename T>
+template<typename T>
 Problem<T> typed(TransitionShape const& s, TransitionTensors const& t, float eps)
 {
     Problem<T> p{};
@@ -128,7 +128,7 @@ Problem<T> typed(TransitionShape const& s, TransitionTensors const& t, float eps
     return p;
 }
 
-template <typename T>
+template<typename T>
 void placeWorkspace(Problem<T>& p, Plan const& plan, Element element, void* workspace)
 {
     Layout const layout = layoutOf(p.shape, plan, element);
@@ -140,21 +140,21 @@ void placeWorkspace(Problem<T>& p, Plan const& plan, Element element, void* work
     p.dot = reinterpret_cast<float*>(base + layout.dot);
 }
 
-template <typename T>
+template<typename T>
 void launchGate(Problem<T> const& p, cudaStream_t stream)
 {
     auto const blocks = static_cast<unsigned>(p.plan.slots * (p.plan.paddedK + 1));
     gateKernel<T><<<blocks, kGateThreads, 0, stream>>>(p);
 }
 
-template <typename T>
+template<typename T>
 cudaError_t launchReduce(Problem<T> const& p, cudaStream_t stream)
 {
     reduceKernel<T><<<static_cast<unsigned>(p.plan.slots), kReduceThreads, 0, stream>>>(p);
     return cudaPeekAtLastError();
 }
 
-template <typename T>
+template<typename T>
 cudaError_t runFma(Problem<T> p, Element element, void* workspace, cudaStream_t stream)
 {
     placeWorkspace(p, planFma(p.shape), element, workspace);
@@ -173,8 +173,8 @@ bool fitsTensorCores(Problem<__nv_bfloat16> const& p, void const* workspace)
 
 size_t transitionScoresWorkspace(TransitionShape const& shape, Element element)
 {
-    // A smaller batch is split into more parts, so the largest one does not need the most: `parts * slotsPadded` stays below the
-    // slots plus the target number of blocks times the slots of a block (at most 4), whatever the batch.
+    // A smaller batch is split into more parts, so the largest one does not need the most: `parts * slotsPadded` stays
+    // below the slots plus the target number of blocks times the slots of a block (at most 4), whatever the batch.
     TransitionShape s = shape;
     size_t most = 0;
     for (int64_t candidates = 1; candidates <= shape.candidates; ++candidates)

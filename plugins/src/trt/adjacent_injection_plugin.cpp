@@ -22,8 +22,8 @@ protected:
         return adjacentInjectionWorkspace(shapeOf(sizes), element);
     }
 
-    cudaError_t launch(Sizes const& sizes, Element element, void const* const* inputs, void* const* outputs, void* workspace,
-        cudaStream_t stream) const noexcept override
+    cudaError_t launch(Sizes const& sizes, Element element, void const* const* inputs, void* const* outputs,
+        void* workspace, cudaStream_t stream) const noexcept override
     {
         InjectionTensors const tensors{
             inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5], inputs[6], inputs[7], outputs[0]};

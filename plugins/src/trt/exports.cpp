@@ -1,7 +1,9 @@
-// The only exported symbols: what IPluginRegistry::loadLibrary looks up, and a record that tools can read without TensorRT.
+// The only exported symbols: what IPluginRegistry::loadLibrary looks up, and a record that tools can read without
+// TensorRT.
 //
-// Nothing here calls the registry or any other TensorRT function. IPluginRegistry changed its virtual table between major versions,
-// so a library that calls it works with one major only; one that merely lists its creators works with all that have IPluginV3.
+// Nothing here calls the registry or any other TensorRT function. IPluginRegistry changed its virtual table between
+// major versions, so a library that calls it works with one major only; one that merely lists its creators works with
+// all that have IPluginV3.
 #include "dspine/abi.h"
 #include "op_creator.h"
 #include "op_plugin.h"

@@ -26,8 +26,8 @@ protected:
         void* /*workspace*/, cudaStream_t stream) const noexcept override
     {
         WalkTensors const tensors{static_cast<float const*>(inputs[0]), static_cast<int64_t const*>(inputs[1]),
-            static_cast<float const*>(inputs[2]), static_cast<float const*>(inputs[3]), static_cast<int64_t*>(outputs[0]),
-            static_cast<float*>(outputs[1])};
+            static_cast<float const*>(inputs[2]), static_cast<float const*>(inputs[3]),
+            static_cast<int64_t*>(outputs[0]), static_cast<float*>(outputs[1])};
         return latticeWalk({s[kBatch], s[kBlock] - 1, s[kCandidates]}, tensors, stream);
     }
 };

@@ -68,9 +68,9 @@ IPluginCapability* OpPlugin::getCapabilityInterface(PluginCapabilityType type) n
 {
     switch (type)
     {
-    case PluginCapabilityType::kCORE: return static_cast<IPluginV3OneCore*>(this);
-    case PluginCapabilityType::kBUILD: return static_cast<IPluginV3OneBuild*>(this);
-    case PluginCapabilityType::kRUNTIME: return static_cast<IPluginV3OneRuntime*>(this);
+        case PluginCapabilityType::kCORE: return static_cast<IPluginV3OneCore*>(this);
+        case PluginCapabilityType::kBUILD: return static_cast<IPluginV3OneBuild*>(this);
+        case PluginCapabilityType::kRUNTIME: return static_cast<IPluginV3OneRuntime*>(this);
     }
     return nullptr;
 }
@@ -135,9 +135,9 @@ int32_t OpPlugin::getOutputDataTypes(
     {
         switch (mSchema.outputs[i].element)
         {
-        case ElementRule::kCompute: outputTypes[i] = inputTypes[0]; break;
-        case ElementRule::kFloat32: outputTypes[i] = DataType::kFLOAT; break;
-        case ElementRule::kInt64: outputTypes[i] = DataType::kINT64; break;
+            case ElementRule::kCompute: outputTypes[i] = inputTypes[0]; break;
+            case ElementRule::kFloat32: outputTypes[i] = DataType::kFLOAT; break;
+            case ElementRule::kInt64: outputTypes[i] = DataType::kINT64; break;
         }
     }
     return 0;
@@ -181,9 +181,9 @@ bool OpPlugin::supportsFormatCombination(
     DataType const type = inOut[pos].desc.type;
     switch (operandAt(mSchema, pos).element)
     {
-    case ElementRule::kFloat32: return type == DataType::kFLOAT;
-    case ElementRule::kInt64: return type == DataType::kINT64;
-    case ElementRule::kCompute: break;
+        case ElementRule::kFloat32: return type == DataType::kFLOAT;
+        case ElementRule::kInt64: return type == DataType::kINT64;
+        case ElementRule::kCompute: break;
     }
     // Positions before `pos` are decided; the first compute operand sets the type of the others.
     int32_t first = 0;
@@ -195,7 +195,7 @@ bool OpPlugin::supportsFormatCombination(
     return known && type == inOut[first].desc.type;
 }
 
-template <typename Desc, typename DimsOf>
+template<typename Desc, typename DimsOf>
 bool OpPlugin::bindAll(Desc const* in, Desc const* out, DimsOf dimsOf, Sizes& sizes) const noexcept
 {
     for (int32_t i = 0; i < mSchema.nbInputs; ++i)
@@ -223,13 +223,14 @@ int32_t OpPlugin::configurePlugin(
         return 1;
     }
     // -1 stands for a dimension that the profile leaves open; its extremes must be consistent too.
-    auto const consistent = [&](auto dimsOf) {
+    auto const consistent = [&](auto dimsOf)
+    {
         Sizes sizes;
         return bindAll(in, out, dimsOf, sizes);
     };
     bool const all = consistent([](DynamicPluginTensorDesc const& t) { return t.desc.dims; })
-        && consistent([](DynamicPluginTensorDesc const& t) { return t.min; })
-        && consistent([](DynamicPluginTensorDesc const& t) { return t.max; });
+                     && consistent([](DynamicPluginTensorDesc const& t) { return t.min; })
+                     && consistent([](DynamicPluginTensorDesc const& t) { return t.max; });
     return all ? 0 : 1;
 }
 
@@ -257,8 +258,8 @@ int32_t OpPlugin::onShapeChange(
     return countsMatch(nbInputs, nbOutputs) && bindAll(in, out, staticDims, sizes) ? 0 : 1;
 }
 
-int32_t OpPlugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const* outputDesc, void const* const* inputs,
-    void* const* outputs, void* workspace, cudaStream_t stream) noexcept
+int32_t OpPlugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const* outputDesc,
+    void const* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream) noexcept
 {
     Sizes sizes;
     if (!bindAll(inputDesc, outputDesc, staticDims, sizes))

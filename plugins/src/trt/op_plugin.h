@@ -1,4 +1,5 @@
-// The part of an IPluginV3 that follows from the operator schema; an operator adds its limits, its workspace and its launch.
+// The part of an IPluginV3 that follows from the operator schema; an operator adds its limits, its workspace and its
+// launch.
 #pragma once
 
 #include "dspine/kernels.h"
@@ -15,10 +16,11 @@ namespace dspine
 using Attributes = std::vector<float>;
 
 //! Holds nothing but the attributes: shapes come with each call, so one object may serve several streams at once.
-class OpPlugin : public nvinfer1::IPluginV3,
-                 public nvinfer1::IPluginV3OneCore,
-                 public nvinfer1::IPluginV3OneBuild,
-                 public nvinfer1::IPluginV3OneRuntime
+class OpPlugin
+    : public nvinfer1::IPluginV3
+    , public nvinfer1::IPluginV3OneCore
+    , public nvinfer1::IPluginV3OneBuild
+    , public nvinfer1::IPluginV3OneRuntime
 {
 public:
     OpPlugin(OpSchema const& schema, Attributes attributes);
@@ -64,7 +66,7 @@ protected:
 
 private:
     bool countsMatch(int32_t nbInputs, int32_t nbOutputs) const noexcept;
-    template <typename Desc, typename DimsOf>
+    template<typename Desc, typename DimsOf>
     bool bindAll(Desc const* in, Desc const* out, DimsOf dimsOf, Sizes& sizes) const noexcept;
 
     OpSchema const& mSchema;

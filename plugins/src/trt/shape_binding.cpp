@@ -36,8 +36,8 @@ bool Sizes::bind(OpSchema const& op, Operand const& operand, nvinfer1::Dims cons
         }
         if ((size - dim.offset) % dim.scale != 0)
         {
-            reportError(op.name, "%s dimension %d is %lld, expected a multiple of %d", operand.name, static_cast<int>(axis),
-                static_cast<long long>(size), static_cast<int>(dim.scale));
+            reportError(op.name, "%s dimension %d is %lld, expected a multiple of %d", operand.name,
+                static_cast<int>(axis), static_cast<long long>(size), static_cast<int>(dim.scale));
             return false;
         }
         int64_t& known = mValues[dim.symbol];
@@ -45,7 +45,8 @@ bool Sizes::bind(OpSchema const& op, Operand const& operand, nvinfer1::Dims cons
         if (known != kUnknown && known != value)
         {
             reportError(op.name, "%s dimension %d is %lld, expected %lld from the operands before it", operand.name,
-                static_cast<int>(axis), static_cast<long long>(size), static_cast<long long>(known * dim.scale + dim.offset));
+                static_cast<int>(axis), static_cast<long long>(size),
+                static_cast<long long>(known * dim.scale + dim.offset));
             return false;
         }
         known = value;

@@ -26,8 +26,9 @@ public:
         return mValues[symbol];
     }
 
-    //! Binds the symbols of one operand. Prints the reason to stderr and returns false when the rank is wrong, a dimension
-    //! contradicts an earlier operand, or it cannot be written as the schema says. Dimensions of -1 are skipped.
+    //! Binds the symbols of one operand. Prints the reason to stderr and returns false when the rank is wrong, a
+    //! dimension contradicts an earlier operand, or it cannot be written as the schema says. Dimensions of -1 are
+    //! skipped.
     bool bind(OpSchema const& op, Operand const& operand, nvinfer1::Dims const& dims);
 
     //! Whether the kernels support the sizes known so far; prints the reason when not.

@@ -22,11 +22,12 @@ protected:
         return transitionScoresWorkspace(shapeOf(sizes), element);
     }
 
-    cudaError_t launch(Sizes const& sizes, Element element, void const* const* inputs, void* const* outputs, void* workspace,
-        cudaStream_t stream) const noexcept override
+    cudaError_t launch(Sizes const& sizes, Element element, void const* const* inputs, void* const* outputs,
+        void* workspace, cudaStream_t stream) const noexcept override
     {
         TransitionTensors const tensors{inputs[0], inputs[1], static_cast<int64_t const*>(inputs[2]),
-            static_cast<int64_t const*>(inputs[3]), inputs[4], inputs[5], inputs[6], inputs[7], static_cast<float*>(outputs[0])};
+            static_cast<int64_t const*>(inputs[3]), inputs[4], inputs[5], inputs[6], inputs[7],
+            static_cast<float*>(outputs[0])};
         float const eps = attribute(0);
         return transitionScores(shapeOf(sizes), element, eps, tensors, workspace, stream);
     }

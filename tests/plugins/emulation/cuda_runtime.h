@@ -1,7 +1,9 @@
-// CUDA C++ on the CPU: every thread of a block is a fiber, blocks run one after the other, barriers and shuffles switch fibers.
+// CUDA C++ on the CPU: every thread of a block is a fiber, blocks run one after the other, barriers and shuffles switch
+// fibers.
 //
-// Good for the logic of a kernel (indices, barriers, padding, reductions), not for speed, races without barriers or the hardware's
-// rounding inside tensor cores. Launches and dynamic shared memory are rewritten by emulate.py before compilation.
+// Good for the logic of a kernel (indices, barriers, padding, reductions), not for speed, races without barriers or the
+// hardware's rounding inside tensor cores. Launches and dynamic shared memory are rewritten by emulate.py before
+// compilation.
 #pragma once
 
 #include "cuda_runtime_api.h"
@@ -58,7 +60,7 @@ enum cudaFuncAttribute
     cudaFuncAttributeMaxDynamicSharedMemorySize
 };
 
-template <typename Kernel>
+template<typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int)
 {
     return cudaSuccess;
@@ -93,7 +95,8 @@ struct Barrier
     }
 };
 
-//! Runs the body of one launch after another. Only its first entry goes through ucontext, whose every switch is a system call.
+//! Runs the body of one launch after another. Only its first entry goes through ucontext, whose every switch is a
+//! system call.
 struct Fiber
 {
     jmp_buf resume;
@@ -224,7 +227,8 @@ inline void launch(dim3 grid, dim3 block, size_t sharedBytes, std::function<void
     {
         for (unsigned x = 0; x < grid.x; ++x)
         {
-            std::fill_n(reinterpret_cast<unsigned char*>(dynamicMemory.data()), dynamicMemory.size() * sizeof(uint4), kPoison);
+            std::fill_n(
+                reinterpret_cast<unsigned char*>(dynamicMemory.data()), dynamicMemory.size() * sizeof(uint4), kPoison);
             blockIdx = dim3(x, y, 0);
             runBlock(block.x);
         }
@@ -243,7 +247,7 @@ inline void __syncwarp()
     emulation::wait(emulation::warpBarrier());
 }
 
-template <typename T>
+template<typename T>
 T __shfl_xor_sync(unsigned, T value, int mask)
 {
     static_assert(sizeof(T) == sizeof(float));

@@ -18,7 +18,7 @@ HEADERS = Path(__file__).parent
 SOURCES = Path(dspine_plugins.__file__).parent
 DEFINES = ('-DDSPINE_VERSION_STRING="0"', '-DDSPINE_ARCHITECTURES="0"', '-DDSPINE_SOURCE_HASH=""')
 
-_LAUNCH = re.compile(r"(?P<kernel>\w+(?:<\w+>)?)<<<(?P<setting>.*?)>>>\((?P<arguments>.*?)\);", re.DOTALL)
+_LAUNCH = re.compile(r"(?P<kernel>\w+(?:<\w+>)?)\s*<<<(?P<setting>.*?)>>>\((?P<arguments>.*?)\);", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(?P<type>\w+) (?P<name>\w+)\[\];")
 
 

@@ -1,5 +1,5 @@
-// Warp matrix operations on 16 x 16 x 16 tiles. The first lane of a warp holds the whole tile and does all the work; the alignment
-// rules of the hardware are enforced.
+// Warp matrix operations on 16 x 16 x 16 tiles. The first lane of a warp holds the whole tile and does all the work;
+// the alignment rules of the hardware are enforced.
 #pragma once
 
 #include "cuda_bf16.h"
@@ -22,7 +22,7 @@ enum layout_t
     mem_row_major
 };
 
-template <typename Use, int M, int N, int K, typename T, typename Layout = void>
+template<typename Use, int M, int N, int K, typename T, typename Layout = void>
 struct fragment
 {
     float tile[16][16]; // [m][k], [k][n] or [m][n]
@@ -42,7 +42,7 @@ inline void requireAligned(void const* address, size_t strideBytes)
     }
 }
 
-template <typename Use, typename T, typename Layout>
+template<typename Use, typename T, typename Layout>
 void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& fragment, T const* source, unsigned stride)
 {
     requireAligned(source, stride * sizeof(T));
@@ -56,13 +56,13 @@ void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& fragment, T const* s
     }
 }
 
-template <typename Fragment>
+template<typename Fragment>
 void fill_fragment(Fragment& fragment, float value)
 {
     std::fill_n(&fragment.tile[0][0], 256, value);
 }
 
-template <typename A, typename B, typename C>
+template<typename A, typename B, typename C>
 void mma_sync(C& result, A const& a, B const& b, C const& c)
 {
     for (int i = 0; firstLane() && i < 16; ++i)
@@ -79,7 +79,7 @@ void mma_sync(C& result, A const& a, B const& b, C const& c)
     }
 }
 
-template <typename Fragment>
+template<typename Fragment>
 void store_matrix_sync(float* target, Fragment const& fragment, unsigned stride, layout_t)
 {
     requireAligned(target, stride * sizeof(float));

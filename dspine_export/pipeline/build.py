@@ -24,10 +24,10 @@ from dspine_export.bundle import (
     write_manifest,
 )
 from dspine_export.errors import UsageError
-from dspine_export.pipeline.engines import build_plans, check_builder, provide_plugins
+from dspine_export.pipeline.engines import build_plans, check_engine, provide_plugins
 from dspine_export.pipeline.graphs import describe_entries, export_graphs, verify_graphs
 from dspine_export.pipeline.pair import OpenPair, open_pair
-from dspine_export.pipeline.plan import describe_plan, disk_bytes
+from dspine_export.pipeline.plan import describe_plan, disk_bytes, estimate
 from dspine_export.pipeline.progress import Progress
 from dspine_export.pipeline.request import BuildRequest
 from dspine_export.pipeline.sources import copy_drafter, summarise, target_source
@@ -98,7 +98,8 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
             expected=seed.manifest.recipe.build.dtype,
             fix="build a new bundle",
         )
-    check_builder(wanted)
+    weights = sum(entry.size_bytes for entry in seed.manifest.files if entry.path.startswith("onnx/"))
+    check_engine(wanted, plugin_library, weights)
     with staged_bundle(output, force=True, seed=seed) as staging:
         stages = _Stages(progress)
         engines = _engines(wanted, plugin_library, staging, stages)
@@ -118,7 +119,7 @@ def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:
     check_output(request.output, force=request.force)
     pair = open_pair(request.checkpoint, request.target_model, request.recipe, progress)
     if request.wants_engine:
-        check_builder(request.recipe)
+        check_engine(request.recipe, request.plugin_library, estimate(pair.checkpoint, request).draft_plan)
     require_free_space(request.output, disk_bytes(pair.checkpoint, request))
     return pair
 

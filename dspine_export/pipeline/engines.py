@@ -5,22 +5,36 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from dspine_plugins import build_plugins, find_plugins, load_abi
+from dspine_plugins.build import LIBRARY_NAME
+from dspine_plugins.toolchain import find_toolchain
+
 from dspine_export.bundle import EngineEntry
 from dspine_export.lowering.engine import EngineReport, ProfileSpec, Range, build_engines
 from dspine_export.lowering.engine.discovery import select
+from dspine_export.lowering.engine.memory import check_memory
+from dspine_export.lowering.engine.target import resolve_target
 from dspine_export.pipeline.progress import Progress
 from dspine_export.recipes import Profile, Recipe
 
 PLUGIN_FOLDER = "plugins"
 
 
-def check_builder(recipe: Recipe) -> None:
-    """Fail now rather than after the export.
+def check_engine(recipe: Recipe, plugin_library: Path | None, draft_plan_bytes: int) -> None:
+    """Everything about the engine stages that can be known before the export starts, which takes far longer than this.
 
     Raises:
-        DependencyError: the builder the recipe asks for is missing or broken.
+        DependencyError: builder, GPU architecture, plugin library, its tools or memory are missing. UsageError: bad architecture.
     """
-    select(recipe.build.builder)
+    backend = select(recipe.build.builder)
+    assert backend.version is not None
+    assert backend.module is not None
+    resolve_target(backend.name, backend.version, backend.module, recipe.build.compute_capability)
+    if plugin_library is not None:
+        load_abi(plugin_library)
+    elif find_plugins() is None:
+        find_toolchain()
+    check_memory(draft_plan_bytes, what="the draft plan")
 
 
 def provide_plugins(staging: Path, given: Path | None, progress: Progress) -> Path:
@@ -29,8 +43,6 @@ def provide_plugins(staging: Path, given: Path | None, progress: Progress) -> Pa
     Raises:
         DependencyError: unusable, or the tools to build it are missing. BuildError: it does not compile.
     """
-    from dspine_plugins import build_plugins, find_plugins, load_abi
-
     folder = staging / PLUGIN_FOLDER
     if given is None:
         found = find_plugins()
@@ -40,7 +52,7 @@ def provide_plugins(staging: Path, given: Path | None, progress: Progress) -> Pa
         given = found.path
     load_abi(given)
     folder.mkdir(exist_ok=True)
-    destination = folder / "libdspine_trt_plugins.so"
+    destination = folder / LIBRARY_NAME
     destination.unlink(missing_ok=True)
     shutil.copyfile(given, destination)
     return destination
@@ -83,8 +95,6 @@ def _entry(report: EngineReport, staging: Path, plugin_library: Path | None, pro
 
 
 def _abi(plugin_library: Path) -> str:
-    from dspine_plugins import load_abi
-
     abi = load_abi(plugin_library)
     return f"{abi.major}.{abi.minor}"
 

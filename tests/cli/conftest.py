@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "b8_gqa"
 TARGET_LAYERS = 8
 
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Invoke = Callable[..., Outcome]
 Result = subprocess.CompletedProcess[str]
 Cli = Callable[..., Result]
 COMMAND = [sys.executable, "-m", "dspine_export"]
@@ -69,5 +80,30 @@ def cli() -> Cli:
             check=False,
             timeout=600,
         )
+
+    return run
+
+
+@pytest.fixture
+def invoke(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run ``dspine-export`` inside this process, where torch is already imported."""
+
+    def run(*arguments: str | Path) -> Outcome:
+        from dspine_export.cli.main import main
+
+        monkeypatch.setattr(sys, "argv", ["dspine-export", *map(str, arguments)])
+        monkeypatch.setenv("DSPINE_EXPORT_DEBUG", "")
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        stdout = os.dup(1)
+        try:
+            with pytest.raises(SystemExit) as leave:
+                main()
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        out, err = capfd.readouterr()
+        return Outcome(leave.value.code if isinstance(leave.value.code, int) else 0, out, err)
 
     return run

@@ -1,0 +1,156 @@
+"""Whether a plan may be loaded here, decided from the manifest before a byte of it is deserialised.
+
+A runtime given a plan of another version, GPU or plugin interface answers with an internal error, a wrong result or a crash. Each
+mismatch is named here instead, with both sides and the command that rebuilds the plan.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspine_export.bundle import Bundle, EngineEntry, sha256_of
+from dspine_export.errors import DependencyError, DspineError, UsageError, VerificationError
+
+_NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
+
+
+@dataclass(frozen=True)
+class PlanHost:
+    """What would load the plan.
+
+    Attributes:
+        builder: ``tensorrt`` or ``tensorrt-rtx``.
+        version: of that library, such as ``10.14.1.48``.
+        compute_capability: (major, minor) of the GPU, None without one.
+    """
+
+    builder: str
+    version: str
+    compute_capability: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        return f"{_NAMES.get(self.builder, self.builder)} {self.version}"
+
+
+def choose_engine(bundle: Bundle, host: PlanHost) -> EngineEntry:
+    """The newest engine of ``bundle`` that fits ``host``, checked with `check_plan`.
+
+    Raises:
+        UsageError: the bundle has no engine. DependencyError: none fits; the nearest one's mismatch is named.
+        VerificationError: plan or plugin library differ from the manifest.
+    """
+    if not bundle.manifest.engines:
+        raise UsageError("the bundle has no engine", where=bundle.path, fix=rebuild_command(bundle))
+    mismatches: list[DspineError] = []
+    for engine in sorted(bundle.manifest.engines, key=lambda entry: entry.builder != host.builder):
+        try:
+            check_plan(bundle, engine, host)
+        except DependencyError as error:
+            mismatches.append(error)
+        else:
+            return engine
+    raise mismatches[0]
+
+
+def check_plan(bundle: Bundle, engine: EngineEntry, host: PlanHost) -> None:
+    """Refuse a plan that does not fit: library and version, GPU, plugin interface, then the files' hashes.
+
+    Raises:
+        DependencyError, VerificationError: as `choose_engine`.
+    """
+    where = bundle.file(engine.id)
+    _check_library(bundle, engine, host, where)
+    _check_gpu(bundle, engine, host, where)
+    _check_plugins(bundle, engine, where)
+    recorded = {entry.path: entry for entry in bundle.manifest.files}
+    named = [*engine.plans.values(), *([engine.plugin_library] if engine.plugin_library else [])]
+    for relative in named:
+        _check_hash(bundle, bundle.file(relative), recorded[relative].sha256)
+
+
+def rebuild_command(bundle: Bundle) -> str:
+    """The command that adds an engine for the present machine to ``bundle``."""
+    return f"run on this machine: dspine-export build --resume {bundle.path}"
+
+
+def _check_library(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: Path) -> None:
+    built = PlanHost(engine.builder, engine.builder_version, None)
+    if engine.builder != host.builder:
+        raise DependencyError(
+            "the plan was built by another library than the one that would load it",
+            where=where,
+            got=f"built by {built}",
+            expected=str(host),
+            fix=rebuild_command(bundle),
+        )
+    if engine.builder_version != host.version:
+        raise DependencyError(
+            f"the plan was built by another version of {_NAMES.get(engine.builder, engine.builder)}",
+            where=where,
+            got=f"built by {built}, loaded by {host}",
+            expected="the same version: plans are not portable between versions",
+            fix=f"{rebuild_command(bundle)}; or install version {engine.builder_version}",
+        )
+
+
+def _check_gpu(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: Path) -> None:
+    capability = host.compute_capability
+    if capability is None:
+        raise DependencyError("no GPU to run the plan on", where=where, expected=" or ".join(engine.compute_capabilities))
+    if not any(_covers(listed, capability) for listed in engine.compute_capabilities):
+        raise DependencyError(
+            "the plan was built for another GPU architecture",
+            where=where,
+            got=f"compute capability {capability[0]}.{capability[1]} (sm_{capability[0]}{capability[1]})",
+            expected=" or ".join(engine.compute_capabilities),
+            fix=f"{rebuild_command(bundle)} --set build.compute_capability={capability[0]}.{capability[1]}",
+        )
+
+
+def _covers(listed: str, capability: tuple[int, int]) -> bool:
+    match = re.fullmatch(r"(\d+)\.(\d+)(\+?)", listed)
+    if match is None:
+        return False
+    own = (int(match[1]), int(match[2]))
+    return capability >= own if match[3] else capability == own
+
+
+def _check_plugins(bundle: Bundle, engine: EngineEntry, where: Path) -> None:
+    from dspine_plugins import ABI_MAJOR, load_abi
+
+    if engine.plugin_abi is None:
+        return
+    if int(engine.plugin_abi.partition(".")[0]) != ABI_MAJOR:
+        raise DependencyError(
+            "the plan uses another plugin ABI major than this version of dspine-export",
+            where=where,
+            got=engine.plugin_abi,
+            expected=f"{ABI_MAJOR}.x",
+            fix=rebuild_command(bundle),
+        )
+    if engine.plugin_library is None:
+        return
+    library = bundle.file(engine.plugin_library)
+    found = load_abi(library, require_major=None)
+    if found.major != ABI_MAJOR:
+        raise DependencyError(
+            "the bundle's plugin library has another ABI major than its plan",
+            where=library,
+            got=f"{found.major}.{found.minor}",
+            expected=f"{ABI_MAJOR}.x",
+            fix=rebuild_command(bundle),
+        )
+
+
+def _check_hash(bundle: Bundle, path: Path, expected: str) -> None:
+    digest = sha256_of(path)
+    if digest != expected:
+        raise VerificationError(
+            "a file of the engine was changed after the build",
+            where=path,
+            got=f"sha256 {digest}",
+            expected=f"sha256 {expected}",
+            fix=f"copy the bundle again, or rebuild its engine: {rebuild_command(bundle)}",
+        )

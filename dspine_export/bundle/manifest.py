@@ -84,7 +84,10 @@ class EntryContract(_Strict):
 
 
 class EngineEntry(_Strict):
-    """The plans of one builder, builder version and GPU architecture, under ``engines/<builder>-<version>-<sm>/``."""
+    """The plans of one builder, builder version and GPU architecture, under ``engines/<builder>-<version>-<sm>/``.
+
+    ``carries_plugins``: the plans hold the plugin library themselves.
+    """
 
     id: RelativePath
     builder: str
@@ -92,6 +95,7 @@ class EngineEntry(_Strict):
     sm: str
     plugin_library: RelativePath | None = None
     plugin_abi: str | None = None
+    carries_plugins: bool = False
     plans: dict[str, RelativePath]
     compute_capabilities: tuple[str, ...]
     profile: Profile

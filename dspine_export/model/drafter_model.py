@@ -65,7 +65,14 @@ class DrafterModel(nn.Module):
         Returns:
             keys, values [N, L, Hkv, T, D].
         """
-        context = self.hidden_norm(self.fc(target_hidden))
+        return self.keys_values(self.context_features(target_hidden), positions)
+
+    def context_features(self, target_hidden: Tensor) -> Tensor:
+        """c_t: tapped states projected and normed, shared by all layers. [..., A*d] -> [..., d]"""
+        return self.hidden_norm(self.fc(target_hidden))
+
+    def keys_values(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, L, Hkv, T, D] of context features [N, T, d] at positions int64 [N, T]."""
         cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta, context.dtype)
         pairs = [layer.context(context, cos, sin) for layer in self._decoder_layers()]
         return torch.stack([k for k, _ in pairs], dim=1), torch.stack([v for _, v in pairs], dim=1)

@@ -23,16 +23,18 @@ def unary_logits(hidden: Tensor, lm_head: Tensor) -> Tensor:
     return torch.cat([F.linear(wide, at_least_float32(rows)) for rows in lm_head.split(LOGIT_CHUNK_ROWS)], dim=-1)
 
 
-def select_candidates(logits: Tensor, count: int) -> Tensor:
+def select_candidates(logits: Tensor, count: int, *, settle_ties: bool = True) -> Tensor:
     """Ids of the `count` largest logits, descending, ties to the lower id. [N, T, V] -> int64 [N, T, count]
 
     torch.topk leaves ties open, so they are settled here; ONNX TopK defines them this way, so an export needs the call alone.
+    Looking for a tie across the boundary reads the device: without `settle_ties` such a tie stays as topk left it, and the call can
+    be captured in a CUDA graph.
     """
     values, ids = torch.topk(logits, count, dim=-1)
     if torch.compiler.is_exporting():
         return ids
     boundary = values[..., -1:]
-    if bool(((logits >= boundary).sum(-1) != count).any()):  # a tie across the boundary: more rows qualify than fit
+    if settle_ties and bool(((logits >= boundary).sum(-1) != count).any()):  # more rows qualify than fit
         return logits.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     by_id, order = ids.sort(dim=-1)
     rank = values.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices

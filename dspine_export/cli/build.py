@@ -53,6 +53,13 @@ def build(
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="Compare with the torch model.", show_default="verify")
     ] = None,
+    allow_unchecked: Annotated[
+        bool,
+        typer.Option("--allow-unchecked", help="Accept TensorRT-LLM versions whose signatures were not checked."),
+    ] = False,
+    legacy_layout: Annotated[
+        bool, typer.Option("--legacy-layout", help="Also file the plan as TensorRT-LLM <= 1.2 did.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, write nothing.")
     ] = False,
@@ -63,13 +70,15 @@ def build(
 ) -> None:
     """Compile CKPT for the target model into the bundle OUT: ONNX graphs, verification, engine."""
     with command(as_json=as_json) as console:
+        switches = {"trtllm.allow_unchecked": allow_unchecked, "trtllm.legacy_layout": legacy_layout}
+        assignments = [*(f"{key}=true" for key, wanted in switches.items() if wanted), *(assignments or [])]
         given = {"target": target, "dtype": dtype, "max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
         if resume is not None:
             _refuse_with_resume(
                 CKPT=checkpoint, target_model=target_model, output=output, recipe=recipe, target=target, dtype=dtype
             )
             _refuse_with_resume(stop_after=stop_after, dry_run=dry_run or None, verify=verify, force=force or None)
-            _resume(console, resume, plugin_library, assignments or [], given)
+            _resume(console, resume, plugin_library, assignments, given)
             return
         request = _request(
             checkpoint,

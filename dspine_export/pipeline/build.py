@@ -31,8 +31,11 @@ from dspine_export.pipeline.plan import describe_plan, disk_bytes, estimate
 from dspine_export.pipeline.progress import Progress
 from dspine_export.pipeline.request import BuildRequest
 from dspine_export.pipeline.sources import copy_drafter, summarise, target_source
+from dspine_export.pipeline.trtllm import check_trtllm, write_trtllm
 from dspine_export.pipeline.versions import collect_versions
 from dspine_export.recipes import Recipe
+
+_REBUILT = ("engines/", "plugins/", "trtllm/")  # by a resumed build
 
 
 class _Stages:
@@ -73,6 +76,10 @@ def build(request: BuildRequest, progress: Progress) -> Bundle:
             with stages("verify", "comparing both graphs with the torch model"):
                 verification.append(verify_graphs(pair, request.recipe, staging, progress))
         engines = _engines(request.recipe, request.plugin_library, staging, stages) if request.wants_engine else []
+        if request.recipe.build.target == "trtllm":
+            with stages("trtllm", "module and configuration for TensorRT-LLM"):
+                drafter = summarise(pair.checkpoint)
+                write_trtllm(staging, request.output, drafter, request.recipe, engines, progress, request.target_model)
         manifest = _manifest(pair, request.recipe, sources, stages, engines, verification)
         _finish(staging, manifest, copied, progress)
     return open_bundle(request.output)
@@ -99,10 +106,15 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
             fix="build a new bundle",
         )
     weights = sum(entry.size_bytes for entry in seed.manifest.files if entry.path.startswith("onnx/"))
+    if wanted.build.target == "trtllm":
+        check_trtllm(wanted)
     check_engine(wanted, plugin_library, weights)
     with staged_bundle(output, force=True, seed=seed) as staging:
         stages = _Stages(progress)
         engines = _engines(wanted, plugin_library, staging, stages)
+        if wanted.build.target == "trtllm":
+            with stages("trtllm", "module and configuration for TensorRT-LLM"):
+                write_trtllm(staging, output, seed.manifest.drafter, wanted, engines, progress)
         kept = [entry for entry in seed.manifest.engines if entry.id not in {engine.id for engine in engines}]
         changes = {
             "recipe": wanted,
@@ -110,7 +122,7 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
             "stages": (*seed.manifest.stages, *stages.records),
             "engines": (*kept, *engines),
         }
-        unchanged = [entry for entry in seed.manifest.files if not entry.path.startswith(("engines/", "plugins/"))]
+        unchanged = [entry for entry in seed.manifest.files if not entry.path.startswith(_REBUILT)]
         _finish(staging, {**dict(seed.manifest), **changes}, unchanged, progress)
     return open_bundle(output)
 
@@ -118,6 +130,8 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
 def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:
     check_output(request.output, force=request.force)
     pair = open_pair(request.checkpoint, request.target_model, request.recipe, progress)
+    if request.recipe.build.target == "trtllm":
+        check_trtllm(request.recipe)
     if request.wants_engine:
         check_engine(request.recipe, request.plugin_library, estimate(pair.checkpoint, request).draft_plan)
     require_free_space(request.output, disk_bytes(pair.checkpoint, request))

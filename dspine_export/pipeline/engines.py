@@ -71,14 +71,15 @@ def build_plans(staging: Path, plugin_library: Path | None, recipe: Recipe, prog
         plugin_library=plugin_library,
         builder=recipe.build.builder,
         compute_capability=recipe.build.compute_capability,
+        carry_plugins=recipe.build.plugins_to_serialize,
         progress=progress.note,
     )
     for warning in report.warnings:
         progress.warn(warning)
-    return _entry(report, staging, plugin_library, recipe.profile)
+    return _entry(report, staging, plugin_library, recipe)
 
 
-def _entry(report: EngineReport, staging: Path, plugin_library: Path | None, profile: Profile) -> EngineEntry:
+def _entry(report: EngineReport, staging: Path, plugin_library: Path | None, recipe: Recipe) -> EngineEntry:
     folder = report.folder.relative_to(staging).as_posix()
     return EngineEntry(
         id=folder,
@@ -88,8 +89,9 @@ def _entry(report: EngineReport, staging: Path, plugin_library: Path | None, pro
         compute_capabilities=report.compute_capabilities,
         plugin_library=plugin_library.relative_to(staging).as_posix() if plugin_library else None,
         plugin_abi=_abi(plugin_library) if plugin_library else None,
+        carries_plugins=plugin_library is not None and recipe.build.plugins_to_serialize,
         plans={plan.entry: f"{folder}/{plan.path}" for plan in report.plans},
-        profile=profile,
+        profile=recipe.profile,
         seconds=round(sum(plan.seconds for plan in report.plans), 3),
     )
 

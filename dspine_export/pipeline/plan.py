@@ -30,7 +30,8 @@ def stage_names(request: BuildRequest) -> list[str]:
     """The stages a build goes through, in order."""
     verify = ["verify"] if request.recipe.verification.enabled else []
     engine = ["plugins", "engine"] if request.wants_engine else []
-    return ["drafter", "fused onnx", "portable onnx", *verify, *engine, "manifest"]
+    trtllm = ["trtllm"] if request.recipe.build.target == "trtllm" else []
+    return ["drafter", "fused onnx", "portable onnx", *verify, *engine, *trtllm, "manifest"]
 
 
 def describe_plan(pair: OpenPair, request: BuildRequest) -> dict[str, Any]:

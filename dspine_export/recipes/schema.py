@@ -55,12 +55,16 @@ class Pair(_Strict):
 
 
 class BuildSettings(_Strict):
-    """What to build. ``trtllm`` ends with an engine for TensorRT, ``onnx`` with the graphs."""
+    """What to build. ``trtllm`` ends with an engine for TensorRT, ``onnx`` with the graphs.
+
+    ``plugins_to_serialize``: the plans carry the plugin library; whatever loads them must allow host code in engines.
+    """
 
     target: Literal["trtllm", "onnx"] = "trtllm"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     builder: Literal["auto", "tensorrt", "tensorrt-rtx"] = "auto"
     compute_capability: str | None = None
+    plugins_to_serialize: bool = False
 
     @field_validator("dtype", mode="before")
     @classmethod
@@ -86,6 +90,19 @@ class Verification(_Strict):
     seed: int = 0
 
 
+class TrtllmSettings(_Strict):
+    """How TensorRT-LLM serves the drafter.
+
+    ``executor``: the torch model or the plan. ``attention_backend``: which context cache TensorRT-LLM keeps for it. ``allow_unchecked``:
+    accept TensorRT-LLM versions whose signatures were not checked. ``legacy_layout``: also file the plan as TensorRT-LLM <= 1.2 did.
+    """
+
+    executor: Literal["torch", "plan"] = "torch"
+    attention_backend: Literal["VANILLA", "TRTLLM"] = "VANILLA"
+    allow_unchecked: bool = False
+    legacy_layout: bool = False
+
+
 class Memory(_Strict):
     """Estimated sizes in GB (1e9 bytes): both plans, the builder's peak, the K/V cache at the profile's maximum."""
 
@@ -103,4 +120,5 @@ class Recipe(_Strict):
     build: BuildSettings = BuildSettings()
     profile: Profile = Profile()
     verification: Verification = Verification()
+    trtllm: TrtllmSettings = TrtllmSettings()
     memory: Memory | None = None

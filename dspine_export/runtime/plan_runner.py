@@ -85,13 +85,18 @@ class PlanRunner:
         )
 
 
-def load_plan(backend: Backend, path: Path, device: torch.device) -> PlanRunner:
+def load_plan(backend: Backend, path: Path, device: torch.device, *, host_code: bool = False) -> PlanRunner:
     """Deserialises a plan that `plan_check` has passed.
+
+    Args:
+        host_code: the plan carries its plugin library, which the runtime must be told to accept.
 
     Raises:
         DependencyError: the library refuses it; its own words are quoted.
     """
     runtime = backend.module.Runtime(backend.logger)
+    if host_code:
+        runtime.engine_host_code_allowed = True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         _check_validity(backend, runtime, plan, path)
         backend.log.clear()

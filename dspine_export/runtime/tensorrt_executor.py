@@ -83,7 +83,8 @@ def open_tensorrt(bundle: Bundle, config: DrafterConfig, embed_tokens: Tensor, l
         raise UsageError("The engine needs the target on the GPU", got=f"device {embed_tokens.device}", fix=fix)
     backend = open_backend(checked.entry.builder)
     _load_plugins(bundle, checked, backend)
-    plans = {entry: load_plan(backend, path, embed_tokens.device) for entry, path in checked.plans.items()}
+    device, carries = embed_tokens.device, checked.entry.carries_plugins
+    plans = {entry: load_plan(backend, path, device, host_code=carries) for entry, path in checked.plans.items()}
     return TensorrtExecutor(config, checked.entry, plans, embed_tokens, lm_head)
 
 

@@ -40,6 +40,7 @@ def build_engines(
     builder: str = "auto",
     compute_capability: str | None = None,
     timing_cache: Path | None = None,
+    carry_plugins: bool = False,
     progress: Progress | None = None,
 ) -> EngineReport:
     """Build ``context.onnx`` and ``draft.onnx`` of ``onnx_dir`` into plans below ``out_dir/engines``.
@@ -55,6 +56,7 @@ def build_engines(
         builder: ``auto``, ``tensorrt`` or ``tensorrt-rtx``.
         compute_capability: such as ``8.9`` or ``8.6,8.9``; None for the builder's default.
         timing_cache: file to read and update (TensorRT; TensorRT-RTX times nothing at build).
+        carry_plugins: put the plugin library into the plans that use it; loading them then needs ``engine_host_code_allowed``.
         progress: receives one-line messages.
 
     Raises:
@@ -73,7 +75,8 @@ def build_engines(
 
     folder = out_dir / "engines" / f"{backend.name}-{backend.version}-{target.label}"
     with _staged(folder, sum(graph.weight_bytes for graph in graphs)) as partial:
-        plans = tuple(build_one(backend, graph, partial, target, timing_cache, report) for graph in graphs)
+        carried = plugin_library if carry_plugins else None
+        plans = tuple(build_one(backend, graph, partial, target, timing_cache, report, carried) for graph in graphs)
         result = EngineReport(
             folder=folder,
             builder=backend.name,
@@ -89,7 +92,13 @@ def build_engines(
 
 
 def build_one(
-    backend: Backend, graph: EngineGraph, folder: Path, target: Target, timing_cache: Path | None, progress: Progress
+    backend: Backend,
+    graph: EngineGraph,
+    folder: Path,
+    target: Target,
+    timing_cache: Path | None,
+    progress: Progress,
+    carried_plugins: Path | None = None,
 ) -> PlanReport:
     """Build one plan into ``folder``. Raises BuildError; see `build_engines`."""
     backend.log.clear()
@@ -103,6 +112,8 @@ def build_one(
         summary = summarise_network(network)
         _check_plugin_count(graph, summary.plugin_layers, "the parsed network")
         config = backends.create_config(backend, builder, network, graph, target)
+        if carried_plugins is not None and graph.plugin_nodes:
+            config.plugins_to_serialize = [str(carried_plugins.resolve())]
         uses_timing = timing_cache is not None and backend.name == "tensorrt"
         if uses_timing and timing_cache is not None:
             backends.attach_timing_cache(backend, config, timing_cache)

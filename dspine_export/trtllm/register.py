@@ -1,0 +1,136 @@
+"""Registration: version gate, signature comparison, and the builder that TensorRT-LLM calls for ``decoding_type: DSpark``."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dspine_export.bundle import Bundle, open_bundle
+from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
+from dspine_export.errors import DependencyError, UsageError
+from dspine_export.model.drafter_model import DrafterModel
+from dspine_export.model.loading import LoadedCheckpoint, build_model
+from dspine_export.trtllm.block_executors import BlockExecutor, PlanBlock, PlanSession, TorchBlock
+from dspine_export.trtllm.draft_model import DSpineForCausalLM, Loader
+from dspine_export.trtllm.settings import ModuleSettings
+from dspine_export.trtllm.signatures import PACKAGE, compare
+from dspine_export.trtllm.versions import require_checked, unchecked_allowed
+
+DRAFTER_FOLDER = "drafter"  # of a bundle
+
+
+def register_bundle(settings: dict[str, Any] | ModuleSettings, module_file: Path) -> None:
+    """See `dspine_export.trtllm.register`."""
+    if isinstance(settings, dict):
+        settings = ModuleSettings.parse(settings, module_file)
+    check_package(allow_unchecked=unchecked_allowed(settings.allow_unchecked))
+    bundle = open_bundle((module_file.resolve().parent / settings.bundle).resolve())
+    register_builder(bundle, settings)
+
+
+def check_package(*, allow_unchecked: bool) -> str:
+    """The installed TensorRT-LLM's version, once it passed the gate and its hooks were compared.
+
+    Raises:
+        DependencyError: not installed, unchecked version, or hooks that moved; with ``allow_unchecked`` the last two only warn.
+    """
+    try:
+        version = str(importlib.import_module(PACKAGE).__version__)
+    except Exception as error:
+        raise DependencyError("TensorRT-LLM cannot be imported", got=f"{type(error).__name__}: {error}") from error
+    snapshot = require_checked(version, allow_unchecked=allow_unchecked)
+    moved = compare(snapshot)
+    if moved and not allow_unchecked:
+        raise DependencyError(
+            f"TensorRT-LLM {version} differs from the sources this adapter was written for",
+            where=moved[0].hook.name,
+            got="; ".join(map(str, moved)),
+            expected=f"the signatures of {snapshot.release}",
+            fix="install a checked version; dspine-export doctor lists every hook; --allow-unchecked overrides",
+        )
+    for entry in moved:
+        warnings.warn(f"TensorRT-LLM {version}: {entry}", stacklevel=2)
+    return version
+
+
+def register_builder(bundle: Bundle, settings: ModuleSettings) -> None:
+    """Register the bundle's drafter for the DSpark mode; TensorRT-LLM lets external registrations win over its own."""
+    interface = importlib.import_module(f"{PACKAGE}._torch.speculative.interface")
+    utilities = importlib.import_module(f"{PACKAGE}._torch.models.modeling_utils")
+    checkpoint = open_checkpoint(bundle.path / DRAFTER_FOLDER)
+
+    def build_dspine_draft(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> nn.Module:
+        spec_config = model_config.spec_config
+        _check_options(spec_config, checkpoint, settings)
+        loader = make_loader(bundle, checkpoint, settings)
+        return DSpineForCausalLM(checkpoint.config, draft_config, spec_config.attention_backend, loader)
+
+    utilities.register_draft_model(interface.SpeculativeDecodingMode.DSPARK)(build_dspine_draft)
+
+
+def make_loader(bundle: Bundle, checkpoint: Checkpoint, settings: ModuleSettings) -> Loader:
+    """What loads the drafter once the target's matrices are known."""
+
+    def load_torch(embed_tokens: Tensor, lm_head: Tensor) -> tuple[DrafterModel, BlockExecutor]:
+        drafter = LoadedCheckpoint(checkpoint).bind(embed_tokens=embed_tokens, lm_head=lm_head, check_codes=False)
+        return drafter.model, TorchBlock(drafter)
+
+    def load_plan(embed_tokens: Tensor, lm_head: Tensor) -> tuple[DrafterModel, BlockExecutor]:
+        network, session, columns = context_only(checkpoint, embed_tokens), *_open_draft(bundle, embed_tokens)
+        return network, PlanBlock(checkpoint.config, session, embed_tokens, lm_head, columns)
+
+    return load_torch if settings.executor == "torch" else load_plan
+
+
+def _open_draft(bundle: Bundle, embed_tokens: Tensor) -> tuple[PlanSession, int]:
+    """The draft plan that fits this process, checked before it is read, and the most cache columns its profile takes."""
+    from dspine_export.lowering.engine.backend import open_backend
+    from dspine_export.lowering.engine.plugin_library import load_plugin_library
+    from dspine_export.runtime.plan_check import choose_engine
+    from dspine_export.runtime.plan_runner import load_plan
+
+    device = embed_tokens.device
+    checked = choose_engine(bundle, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+    backend = open_backend(checked.entry.builder)
+    if checked.has_plugins and checked.entry.plugin_library is not None:
+        library = bundle.file(checked.entry.plugin_library)
+        load_plugin_library(backend.module, library, tensorrt_major=backend.tensorrt_major)
+    plan = load_plan(backend, checked.plans["draft"], device, host_code=checked.entry.carries_plugins)
+    return plan, checked.entry.profile.context.max
+
+
+def context_only(checkpoint: Checkpoint, like: Tensor) -> DrafterModel:
+    """The network without what a plan computes: enough for context features, keys and values, in ``like``'s dtype and device."""
+    model = build_model(checkpoint)
+    model.injection = None
+    model.add_module("norm", nn.Identity())
+    for layer in model.layers:
+        layer.add_module("mlp", nn.Identity())
+        for name in ("q_proj", "o_proj"):
+            layer.get_submodule("self_attn").add_module(name, nn.Identity())
+    return model.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
+
+
+def _check_options(spec_config: Any, checkpoint: Checkpoint, settings: ModuleSettings) -> None:
+    if spec_config.max_draft_len != settings.max_draft_len:
+        raise UsageError(
+            "This drafter proposes whole blocks",
+            where="speculative_config.max_draft_len",
+            got=spec_config.max_draft_len,
+            expected=settings.max_draft_len,
+            fix="use the config.yaml beside the generated package",
+        )
+    ordered, taps = sorted(checkpoint.config.target_layer_ids), getattr(spec_config, "target_layer_ids", None)
+    if taps is not None and sorted(taps) != ordered:
+        raise UsageError(
+            "TensorRT-LLM captures other target layers than the drafter was trained with",
+            where="speculative_config.target_layer_ids",
+            got=list(taps),
+            expected=list(checkpoint.config.target_layer_ids),
+            fix="leave target_layer_ids out: TensorRT-LLM reads it from the drafter's config.json",
+        )

@@ -79,7 +79,7 @@ class CachedExecutor(ABC):
     def draft_from(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         """See `DrafterExecutor.draft_from`."""
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def new_state(self, batch: int, capacity: int = 0) -> DraftState:
         if batch < 1 or (self.max_batch is not None and batch > self.max_batch):
             most = "any number" if self.max_batch is None else f"at most {self.max_batch}"
@@ -92,7 +92,7 @@ class CachedExecutor(ABC):
         columns = rounded(capacity, self.max_context, self._min_context)
         return empty_state(self.config, batch, columns, self._like)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def append_context(self, state: DraftState, target_hidden: Tensor, counts: Tensor) -> None:
         counts = counts.to(state.lengths)
         self._check_append(state, target_hidden, counts)
@@ -106,7 +106,7 @@ class CachedExecutor(ABC):
     def truncate(self, state: DraftState, lengths: Tensor) -> None:
         state.truncate(lengths.to(state.lengths))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def select(self, state: DraftState, rows: Tensor) -> DraftState:
         return select_rows(state, rows)
 

@@ -40,7 +40,7 @@ class OnnxExecutor(CachedExecutor):
         out = self._context.run({"target_hidden": target_hidden, "start_positions": start_positions})
         return out["new_keys"], out["new_values"]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def draft_from(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         feeds = {"anchor_ids": anchor_ids, "context_lengths": state.lengths, "keys": state.keys, "values": state.values}
         out = self._draft.run(feeds | {"temperature": temperature, "uniforms": uniforms} | self._tables)

@@ -149,7 +149,10 @@ def _check_gpu(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: Path)
     capability = host.compute_capability
     if capability is None:
         raise DependencyError(
-            "no GPU to run the plan on", where=where, expected=" or ".join(engine.compute_capabilities)
+            "no GPU to run the plan on",
+            where=where,
+            expected=" or ".join(engine.compute_capabilities),
+            fix="use the onnxruntime or torch executor on this machine",
         )
     if not any(_covers(listed, capability) for listed in engine.compute_capabilities):
         raise DependencyError(

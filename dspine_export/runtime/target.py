@@ -66,7 +66,7 @@ class TargetExecutor:
     def device(self) -> torch.device:
         return self.embed_tokens.device
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def new_state(self, batch: int, capacity: int) -> RaggedCache:
         """An empty cache of `capacity` positions for each of `batch` sequences."""
         config = self.config
@@ -74,7 +74,7 @@ class TargetExecutor:
         shape = (batch, config.num_key_value_heads, capacity, head_dim)
         return RaggedCache.empty(config.num_hidden_layers, shape, self.embed_tokens)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(self, state: RaggedCache, prompts: Sequence[Sequence[int]], sink: HiddenSink) -> Tensor:
         """Commits whole prompts into an empty cache and returns the logits after each, float32 [N, V].
 
@@ -97,7 +97,7 @@ class TargetExecutor:
         state.lengths = lengths
         return self._logits(last)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def verify(self, state: RaggedCache, block: Tensor) -> TargetStep:
         """Runs [anchor, drafts ...] int64 [N, T] behind the committed tokens. Nothing is committed until `commit`."""
         normed, hidden = self._forward(state, block)
@@ -107,7 +107,7 @@ class TargetExecutor:
         """Keeps the first counts[n] tokens of the block just verified, int64 [N]; the rest is forgotten."""
         state.lengths = state.lengths + counts
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def select(self, state: RaggedCache, rows: Tensor) -> RaggedCache:
         """Keeps the sequences `rows`, int64 [M], of a batch."""
         return state.select(rows)

@@ -24,7 +24,7 @@ class TorchExecutor(CachedExecutor):
         positions = start_positions[:, None] + torch.arange(target_hidden.shape[1], device=target_hidden.device)
         return self.drafter.model.context_keys_values(target_hidden, positions)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def draft_from(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         if not self.config.is_dspine:
             return self.drafter.draft_from(state, anchor_ids)  # drafts greedily at every temperature

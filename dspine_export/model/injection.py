@@ -37,6 +37,12 @@ class AdjacentInjection(nn.Module):
         assert isinstance(weight, Tensor)
         return weight
 
+    def readout_weight(self, layer: int) -> Tensor:
+        """R_l [r, d]."""
+        weight = self.readouts[layer].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
     def known_feature(self, codes: Tensor) -> Tensor:
         """Feature of a known token, sqrt(r) c_v. codes [..., r]"""
         return codes * math.sqrt(self.rank)

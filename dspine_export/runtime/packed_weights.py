@@ -1,0 +1,106 @@
+"""A drafter's weights as the kernels want them: merged projections, stacked gates, the folded token table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspine_export.model.drafter import Drafter
+from dspine_export.model.injection import AdjacentInjection
+from dspine_export.model.layer import DecoderLayer
+from dspine_export.model.rope import rotary_tables
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """One decoder layer. qkv [(H + 2 Hkv) D, d], gate_up [2F, d] (gate above up), readout [r, d], write [d, m]."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    o: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    readout: Tensor | None
+    write: Tensor | None
+    window: int | None
+
+    @property
+    def context(self) -> Tensor:
+        """Key and value projections [2 Hkv D, d], a view of qkv."""
+        return self.qkv[self.o.shape[1] :]
+
+
+@dataclass(frozen=True)
+class PackedDrafter:
+    """Everything a draft pass and a context append read. gates [3m, r] is G_r above G_p above M; token_table [V, 2m]."""
+
+    layers: tuple[PackedLayer, ...]
+    fc: Tensor
+    hidden_norm: Tensor
+    norm: Tensor
+    gates: Tensor | None
+    gate_bias: Tensor | None
+    token_table: Tensor | None
+    embed_tokens: Tensor
+    lm_head: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+@torch.no_grad()
+def pack(drafter: Drafter, max_positions: int) -> PackedDrafter:
+    """Packs a bound drafter. max_positions: longest context plus one block, for the rotation tables [max_positions, D/2]."""
+    model, config = drafter.model, drafter.config
+    dtype, device = drafter.embed_tokens.dtype, drafter.embed_tokens.device
+    positions = torch.arange(max_positions, device=device).unsqueeze(0)
+    cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, dtype)
+    half = config.head_dim // 2
+    injection = model.injection
+    layers = [
+        _pack_layer(layer, injection, index, config.attention_window(index))
+        for index, layer in enumerate(model.layers)
+        if isinstance(layer, DecoderLayer)
+    ]
+    gates = bias = table = None
+    if injection is not None and model.transfer_codes is not None:
+        parts = (injection.receiver_gate.weight, injection.predecessor_gate.weight, injection.message.weight)
+        gates, bias = torch.cat(parts).contiguous(), injection.bias
+        table = _token_table(model.transfer_codes, injection)
+    return PackedDrafter(
+        tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table,
+        drafter.embed_tokens, drafter.lm_head, cos[0, 0, :, :half].contiguous(), sin[0, 0, :, :half].contiguous(),
+    )  # fmt: skip
+
+
+def _pack_layer(
+    layer: DecoderLayer, injection: AdjacentInjection | None, index: int, window: int | None
+) -> PackedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return PackedLayer(
+        input_norm=layer.input_layernorm.weight,
+        qkv=torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)).contiguous(),
+        q_norm=attention.q_norm.weight,
+        k_norm=attention.k_norm.weight,
+        o=attention.o_proj.weight,
+        post_norm=layer.post_attention_layernorm.weight,
+        gate_up=torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).contiguous(),
+        down=mlp.down_proj.weight,
+        readout=injection.readout_weight(index) if injection is not None else None,
+        write=injection.write_weight(index) if injection is not None else None,
+        window=window,
+    )
+
+
+def _token_table(codes: Tensor, injection: AdjacentInjection) -> Tensor:
+    """[M ; G_p] sqrt(r) c_v, products in float32, stored in the compute dtype. [V, 2m]"""
+    weight = torch.cat((injection.message.weight, injection.predecessor_gate.weight)).float() * math.sqrt(
+        injection.rank
+    )
+    chunks = [(rows.float() @ weight.T).to(codes.dtype) for rows in codes.split(16384)]
+    return torch.cat(chunks)

@@ -1,0 +1,6 @@
+"""Adjacent injection: the gated message of every slot's predecessor. The write is an epilogue of `dspine_kernels.linear`."""
+
+from dspine_kernels.injection.kernel import gated_messages
+from dspine_kernels.injection.reference import gated_messages_reference
+
+__all__ = ["gated_messages", "gated_messages_reference"]

@@ -1,0 +1,43 @@
+"""The whole pass of kernels against the eager model on the golden cases: tokens and candidates equal, scores within tolerance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from dspine_export import load_checkpoint
+from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
+from dspine_export.runtime.packed_weights import pack
+from dspine_export.tolerance import TOLERANCES
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.mark.parametrize("case", ["b4_mha_k1", "b8_gqa", "b16_qwen_ratio"])
+def test_pass_equals_golden(case: str, device: torch.device) -> None:
+    if case == "b16_qwen_ratio" and device.type == "cpu":
+        pytest.skip("takes minutes under Triton's interpreter; runs on a GPU")
+    io = {name: tensor.to(device) for name, tensor in load_file(GOLDEN / case / "io.safetensors").items()}
+    checkpoint = load_checkpoint(GOLDEN / case / "drafter")
+    drafter = checkpoint.bind(embed_tokens=io["embed_tokens.weight"], lm_head=io["lm_head.weight"])
+    weights = pack(drafter, max_positions=128)
+    batch, tokens = io["target_hidden"].shape[:2]
+    state = drafter.new_state(batch, 64)
+    cache = CacheView(state.keys, state.values, state.lengths)
+    append = ContextPass(drafter.config, weights, cache, tokens)
+    append.target_hidden.copy_(io["target_hidden"])
+    append.counts.copy_(io["context_lengths"])
+    append.launch()
+    assert torch.equal(cache.lengths, io["context_lengths"])
+    draft = DraftPass(drafter.config, weights, cache)
+    draft.anchor_ids.copy_(io["anchor_ids"])
+    draft.launch()
+    assert torch.equal(draft.tokens, io["draft_tokens"])
+    assert torch.equal(draft.candidate_ids.view_as(io["candidate_ids"]), io["candidate_ids"])
+    bound = TOLERANCES["float32"]
+    torch.testing.assert_close(draft.scores, io["transition_scores"], atol=bound.absolute, rtol=bound.relative)

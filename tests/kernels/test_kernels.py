@@ -1,0 +1,193 @@
+"""Every Triton kernel against its naive reference: odd sizes, ragged batches, ties, poisoned outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from dspine_kernels.attention import (
+    append_context,
+    append_context_reference,
+    block_attention,
+    block_attention_reference,
+)
+from dspine_kernels.attention.block import partial_sizes
+from dspine_kernels.injection import gated_messages, gated_messages_reference
+from dspine_kernels.linear import linear, linear_reference
+from dspine_kernels.topk import top_candidates
+from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
+from dspine_kernels.transition import (
+    lattice_walk,
+    lattice_walk_reference,
+    transition_scores,
+    transition_scores_reference,
+)
+from dspine_kernels.transition.kernel import partial_size
+from torch import Tensor
+
+from dspine_export.tolerance import TOLERANCES
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    """Within the published table; NaN (a value never written) fails."""
+    bound = TOLERANCES[str(dtype).removeprefix("torch.")]
+    got, want = got.double(), want.double()
+    assert bool(got.isfinite().all())
+    error = (got - want).norm() / want.norm().clamp_min(1e-12)
+    assert float(error) <= bound.frobenius, float(error)
+
+
+def randn(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device=device) * scale).to(dtype)
+
+
+def poisoned(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, float("nan"), device=device, dtype=dtype)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(7, 40, 56), (33, 24, 40)])
+@pytest.mark.parametrize("kind", ["plain", "norm", "glu", "residual", "write"])
+def test_linear(
+    rows: int, columns: int, inner: int, kind: str, device: torch.device, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    for dtype in dtypes:
+        x, out = randn(rows, inner, device=device, dtype=dtype), poisoned(rows, columns, device=device, dtype=dtype)
+        weight = randn(columns * (2 if kind == "glu" else 1), inner, device=device, dtype=dtype, scale=inner**-0.5)
+        options: dict[str, object] = {}
+        if kind in ("norm", "glu"):
+            options |= {"norm_weight": randn(inner, device=device, dtype=dtype), "eps": 1e-6}
+        if kind == "glu":
+            options["glu"] = True
+        if kind in ("residual", "write"):
+            options["residual"] = randn(rows, columns, device=device, dtype=dtype)
+        if kind == "write":
+            sums = options["residual"].float().pow(2).sum(-1)  # type: ignore[attr-defined]
+            linear(x, weight, out, **options, row_sums=sums, write_block=5)  # type: ignore[arg-type]
+            want = linear_reference(x, weight, **options, row_sums=sums, block=5)  # type: ignore[arg-type]
+        else:
+            linear(x, weight, out, **options)  # type: ignore[arg-type]
+            want = linear_reference(x, weight, **options)  # type: ignore[arg-type]
+        close(out, want, dtype)
+
+
+def test_linear_gathers_row_squares(device: torch.device) -> None:
+    x, sums = randn(9, 80, device=device, dtype=torch.float32), poisoned(9, device=device)
+    linear(x, randn(40, 80, device=device, dtype=torch.float32), poisoned(9, 40, device=device), row_sums=sums)
+    close(sums, x.pow(2).sum(-1), torch.float32)
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33)])
+def test_top_candidates(vocabulary: int, count: int, device: torch.device) -> None:
+    logits = torch.randn(3, vocabulary, device=device)
+    logits[1] = logits[1].round()  # ties everywhere, across the boundary too
+    logits[2, ::3] = float("-inf")
+    ids = torch.full((3, count), -1, dtype=torch.int64, device=device)
+    keys = torch.zeros(workspace_keys(3, vocabulary, count), dtype=torch.int64, device=device)
+    top_candidates(logits, ids, keys)
+    assert torch.equal(ids, top_candidates_reference(logits, count))
+
+
+@pytest.mark.parametrize(("block", "rank", "m"), [(2, 24, 8), (8, 64, 40), (16, 40, 16)])
+def test_gated_messages(block: int, rank: int, m: int, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    for dtype in dtypes:
+        batch, vocabulary = 3, 50
+        readout = randn(batch * block, rank, device=device, dtype=dtype, scale=3.0)
+        weights, bias = randn(3 * m, rank, device=device, dtype=dtype, scale=0.1), randn(m, device=device, dtype=dtype)
+        table = randn(vocabulary, 2 * m, device=device, dtype=dtype)
+        anchors = torch.randint(0, vocabulary, (batch,), device=device)
+        z, receiver = poisoned(batch * block, m, device=device, dtype=dtype), poisoned(batch * block, m, device=device)
+        gated_messages(readout, weights, bias, table, anchors, z, block, receiver)
+        want, want_receiver = gated_messages_reference(readout, weights, bias, table[anchors], block)
+        close(z, want, dtype)
+        close(receiver, want_receiver, dtype)
+
+
+CASES = [(4, 2, 16, 8, True, None), (3, 3, 16, 4, False, None), (8, 2, 32, 16, True, 9)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block", "causal", "window"), CASES)
+def test_block_attention(
+    heads: int, kv_heads: int, dim: int, block: int, causal: bool, window: int | None,
+    device: torch.device, dtypes: tuple[torch.dtype, ...],
+) -> None:  # fmt: skip
+    for dtype in dtypes:
+        lengths = torch.tensor([40, 0, 17], device=device)
+        cache = [randn(3, kv_heads, 48, dim, device=device, dtype=dtype) for _ in range(2)]
+        for tensor in cache:  # rows past the length must not matter
+            tensor[0, :, 40:], tensor[1], tensor[2, :, 17:] = float("nan"), float("nan"), float("nan")
+        qkv = randn(3 * block, (heads + 2 * kv_heads) * dim, device=device, dtype=dtype)
+        norms = [randn(dim, device=device, dtype=dtype) for _ in range(2)]
+        angles = torch.outer(torch.arange(80.0), 100.0 ** -(torch.arange(0, dim, 2) / dim)).to(device)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        out = poisoned(3 * block, heads * dim, device=device, dtype=dtype)
+        splits, stretch = 4, 16
+        scratch = [poisoned(n, device=device) for n in partial_sizes(3, kv_heads, heads, dim, block, splits)]
+        block_attention(
+            qkv, *norms, 1e-6, cos, sin, lengths, *cache, out, *scratch,
+            block=block, causal=causal, window=window, stretch=stretch, splits=splits,
+        )  # fmt: skip
+        want = block_attention_reference(qkv, *norms, 1e-6, cos, sin, lengths, *cache, heads, block, causal, window)
+        close(out, want, dtype)
+
+
+def test_append_context(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    for dtype in dtypes:
+        heads, dim = 2, 16
+        rows = randn(3, 5, 2 * heads * dim, device=device, dtype=dtype)
+        angles = torch.outer(torch.arange(40.0), 100.0 ** -(torch.arange(0, dim, 2) / dim)).to(device)
+        cos, sin, norm = angles.cos().to(dtype), angles.sin().to(dtype), randn(dim, device=device, dtype=dtype)
+        lengths, counts = torch.tensor([4, 0, 9], device=device), torch.tensor([5, 0, 3], device=device)
+        got = [torch.zeros(3, 2, heads, 16, dim, device=device, dtype=dtype) for _ in range(2)]
+        want = [torch.zeros(3, heads, 16, dim, device=device, dtype=dtype) for _ in range(2)]
+        append_context(rows, norm, 1e-6, cos, sin, lengths, counts, got[0][:, 1], got[1][:, 1])
+        append_context_reference(rows, norm, 1e-6, cos, sin, lengths, counts, *want)
+        for g, w in zip(got, want, strict=True):
+            close(g[:, 1], w, dtype)
+            assert not bool(g[:, 0].any())
+
+
+@pytest.mark.parametrize(("block", "count", "hidden", "m"), [(2, 4, 40, 8), (8, 16, 136, 40), (4, 5, 264, 16)])
+def test_transition_scores(
+    block: int, count: int, hidden: int, m: int, device: torch.device, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    for dtype in dtypes:
+        batch, vocabulary = 2, 60
+        pre = randn(batch, block, hidden, device=device, dtype=dtype, scale=2.0)
+        receiver = torch.randn(batch, block, m, device=device)
+        anchors = torch.randint(0, vocabulary, (batch,), device=device)
+        candidates = torch.stack(
+            [torch.randperm(vocabulary, device=device)[:count] for _ in range(batch * (block - 1))]
+        )
+        candidates = candidates.view(batch, block - 1, count).contiguous()
+        weights = (
+            randn(vocabulary, 2 * m, device=device, dtype=dtype),
+            randn(hidden, m, device=device, dtype=dtype, scale=0.2),
+            randn(hidden, device=device, dtype=dtype),
+            randn(vocabulary, hidden, device=device, dtype=dtype),
+        )
+        scores = poisoned(batch, block - 1, count, count, device=device)
+        partial = poisoned(partial_size(batch * (block - 1), hidden, count), device=device)
+        sums = pre.float().pow(2).sum(-1)
+        transition_scores(pre, sums, receiver, anchors, candidates, *weights, 1e-6, scores, partial, block)
+        close(scores, transition_scores_reference(pre, receiver, anchors, candidates, *weights, 1e-6), dtype)
+
+
+@pytest.mark.parametrize("count", [1, 5, 16])
+def test_lattice_walk(count: int, device: torch.device) -> None:
+    scores = torch.randn(4, 6, count, count, device=device) * 3
+    scores[3] = scores[3].round()  # ties: the lowest index wins
+    candidates = torch.randint(0, 1000, (4, 6, count), device=device)
+    temperature, uniforms = torch.tensor([0.0, 0.7, 1.5, 0.0], device=device), torch.rand(4, 6, device=device)
+    tokens = torch.full((4, 6), -1, dtype=torch.int64, device=device)
+    q = poisoned(4, 6, count, device=device)
+    lattice_walk(scores, candidates, temperature, uniforms, tokens, q)
+    want_tokens, want_q = lattice_walk_reference(scores, candidates, temperature, uniforms)
+    assert torch.equal(tokens, want_tokens)
+    close(q, want_q, torch.float32)

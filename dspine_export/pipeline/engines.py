@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from dspine_plugins import build_plugins, find_plugins, load_abi
-from dspine_plugins.build import LIBRARY_NAME
+from dspine_plugins.build import LIBRARY_NAME, LIBRARY_VARIABLE
 from dspine_plugins.toolchain import find_toolchain
 
 from dspine_export.bundle import EngineEntry
+from dspine_export.errors import DependencyError
 from dspine_export.lowering.engine import EngineReport, ProfileSpec, Range, build_engines
 from dspine_export.lowering.engine.discovery import select
 from dspine_export.lowering.engine.memory import check_memory
@@ -38,23 +40,30 @@ def check_engine(recipe: Recipe, plugin_library: Path | None, draft_plan_bytes: 
 
 
 def provide_plugins(staging: Path, given: Path | None, progress: Progress) -> Path:
-    """Put the plugin library into ``staging/plugins``: the given file, a build of the present sources, or one made now.
+    """Put the plugin library into ``staging/plugins``.
+
+    That is the given file, or the one DSPINE_PLUGIN_LIBRARY names; else a build of the present sources for the default architectures,
+    which costs a file copy once it was made; else, on a machine without compiler, whatever build of these sources is at hand.
 
     Raises:
         DependencyError: unusable, or the tools to build it are missing. BuildError: it does not compile.
     """
     folder = staging / PLUGIN_FOLDER
-    if given is None:
-        found = find_plugins()
-        if found is None:
-            progress.note("compiling the plugin library")
+    if given is None and not os.environ.get(LIBRARY_VARIABLE):
+        try:
+            progress.note("plugin library for this version, compiled if it was not before")
             return build_plugins(folder).path
-        given = found.path
-    load_abi(given)
+        except DependencyError:
+            if find_plugins() is None:
+                raise
+    found = find_plugins()
+    source = given or (found.path if found else None)
+    assert source is not None
+    load_abi(source)
     folder.mkdir(exist_ok=True)
     destination = folder / LIBRARY_NAME
     destination.unlink(missing_ok=True)
-    shutil.copyfile(given, destination)
+    shutil.copyfile(source, destination)
     return destination
 
 

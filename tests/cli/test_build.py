@@ -199,3 +199,28 @@ def test_failed_verification_exits_6(
     assert result.code == 6
     assert "draft.onnx: transition_scores" in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plugin_library_comes_from_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by option, by environment, or taken from an earlier build on a machine without compiler."""
+    from dspine_plugins import find_plugins
+
+    from dspine_export.errors import DependencyError
+    from dspine_export.pipeline import engines
+    from dspine_export.pipeline.progress import Silent
+
+    known = find_plugins()
+    if known is None:
+        pytest.skip("no plugin library was built here")
+
+    def no_compiler(folder: Path) -> None:
+        raise DependencyError("nvcc not found")
+
+    monkeypatch.setattr(engines, "build_plugins", no_compiler)
+    for name, given in (("earlier", None), ("option", known.path)):
+        (tmp_path / name).mkdir()
+        copied = engines.provide_plugins(tmp_path / name, given, Silent())
+        assert copied.read_bytes() == known.path.read_bytes()
+    monkeypatch.setenv("DSPINE_PLUGIN_LIBRARY", str(tmp_path / "nowhere.so"))
+    with pytest.raises(DependencyError):
+        engines.provide_plugins(tmp_path, None, Silent())

@@ -33,7 +33,7 @@ def export_to_ir(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.onnx.export(
-                program,
+                _final(program),
                 dynamo=True,
                 opset_version=OPSET,
                 custom_translation_table=dict(table) or None,
@@ -48,7 +48,35 @@ def export_to_ir(
     hide_weights(model)
     # Folding works on constants of the graph; weights carry no value here, so nothing can be folded into, or out of, them.
     optimizer.optimize_ir(model, inline=True)
+    strip_provenance(model)
     return model
+
+
+class _FinalProgram(torch.export.ExportedProgram):
+    """A program of operators that all have a translation.
+
+    The exporter decomposes what it is given by tracing it once more, which takes a third of an export and here changes nothing.
+    """
+
+    def run_decompositions(self, *_: object, **__: object) -> torch.export.ExportedProgram:
+        return self
+
+
+def _final(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The same program on a graph of its own, for the exporter edits what it translates."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(program.graph, {}))
+    return _FinalProgram(
+        root=program.graph_module,
+        graph=graph,
+        graph_signature=program.graph_signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
 
 
 def hide_weights(model: ir.Model) -> None:
@@ -56,6 +84,18 @@ def hide_weights(model: ir.Model) -> None:
     for value in model.graph.initializers.values():
         if isinstance(getattr(value.const_value, "raw", None), torch._subclasses.FakeTensor):
             value.const_value = None
+
+
+def strip_provenance(model: ir.Model) -> None:
+    """Forgets where each node came from: the exporter records source files and stack traces of the machine it ran on."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        node.doc_string = None
+        node.metadata_props.clear()
+    values = (output for node in ir.traversal.RecursiveGraphIterator(model.graph) for output in node.outputs)
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *values):
+        value.metadata_props.clear()
 
 
 def rename_dimensions(model: ir.Model, names: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The domain ``dspine`` on the ONNX side: schemas, translation of our torch operators, and function bodies.
+"""Translations of torch operators the exporter lacks, and the domain ``dspine`` on the ONNX side: schemas and function bodies.
 
 A function body is the operator's torch reference, exported by the same exporter as the model, so that any ONNX Runtime can execute a
 fused model and what it executes is the specification. TensorRT uses the plugins instead; the bodies are stripped before it parses.
@@ -7,13 +7,13 @@ fused model and what it executes is the specification. TensorRT uses the plugins
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
-from onnxscript import values
+from onnxscript import opset23, values
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.lowering.exporter import export_to_ir
@@ -26,12 +26,49 @@ _ONNX_TYPES = {"T": "T", "float32": "tensor(float)", "int64": "tensor(int64)"}
 
 @functools.cache
 def translation_table() -> dict[Any, Callable[..., Any]]:
-    """Registers the schemas once and maps each torch operator to its ONNX node."""
+    """What `export_to_ir` needs besides the exporter's own translations; registers the schemas of our operators once."""
+    return {**_composite_operators(), **_own_operators()}
+
+
+# The exporter reads the signatures of translations, so they are spelled out.
+
+
+def _composite_operators() -> dict[Any, Callable[..., Any]]:
+    """Operators the exporter would otherwise re-trace the whole program to decompose, or reshape by computed shapes."""
+
+    def to_dtype(x, dtype: int, non_blocking: bool = False, copy: bool = False):  # type: ignore[no-untyped-def]
+        return opset23.Cast(x, to=dtype)
+
+    def logical_and(x, y):  # type: ignore[no-untyped-def]
+        return opset23.And(x, y)
+
+    def unflatten(x, dim: int, sizes: Sequence[int]):  # type: ignore[no-untyped-def]
+        kept = dim % len(x.shape)
+        return opset23.Reshape(x, _shape([0] * kept + list(sizes)))
+
+    def flatten(x, start_dim: int = 0, end_dim: int = -1):  # type: ignore[no-untyped-def]
+        kept = start_dim % len(x.shape)
+        return opset23.Reshape(x, _shape([0] * kept + [-1]))
+
+    aten = torch.ops.aten
+    return {
+        aten.to.dtype: to_dtype,
+        aten.__and__.Tensor: logical_and,
+        aten.unflatten.int: unflatten,
+        aten.flatten.using_ints: flatten,
+    }
+
+
+def _shape(sizes: list[int]) -> Any:
+    """The constant shape operand of a Reshape, in which 0 keeps a dimension."""
+    return opset23.Constant(value_ints=sizes)
+
+
+def _own_operators() -> dict[Any, Callable[..., Any]]:
     for schema in OPS:
         onnx.defs.register_schema(_onnx_schema(schema))
     opset = values.Opset(DOMAIN, VERSION)
 
-    # The exporter reads these signatures, so they are spelled out.
     def adjacent_injection(hidden, feature, anchor, message, receiver_gate, predecessor_gate, bias, write):  # type: ignore[no-untyped-def]
         return opset.AdjacentInjection(hidden, feature, anchor, message, receiver_gate, predecessor_gate, bias, write)
 
@@ -74,7 +111,8 @@ def attach_function_bodies(model: ir.Model, config: DrafterConfig, dtype: torch.
 
 def _function(schema: OpSchema, config: DrafterConfig, dtype: torch.dtype) -> ir.Function:
     attributes = dict.fromkeys(schema.attributes, config.rms_norm_eps)
-    body = export_to_ir(export_reference(schema, config, dtype, attributes), [o.name for o in schema.outputs], {})
+    reference = export_reference(schema, config, dtype, attributes)
+    body = export_to_ir(reference, [o.name for o in schema.outputs], translation_table())
     graph = body.graph
     for name, value in list(graph.initializers.items()):  # functions have no initialisers
         constant = ir.node("Constant", [], attributes={"value": value.const_value})
@@ -82,7 +120,15 @@ def _function(schema: OpSchema, config: DrafterConfig, dtype: torch.dtype) -> ir
         graph.insert_before(graph[0], constant)
         ir.convenience.replace_all_uses_with(value, constant.outputs[0])
         del graph.initializers[name]
-    # The value is baked into the body; the attribute is declared so that a node carrying it matches.
-    declared = [ir.Attr(name, ir.AttributeType.FLOAT, value) for name, value in attributes.items()]
+    if "eps" in attributes:
+        _refer_to_attribute(graph, "RMSNormalization", "epsilon", "eps")
+    declared = [ir.Attr(name, ir.AttributeType.FLOAT, None) for name in attributes]
     graph.opset_imports.update(body.opset_imports)
     return ir.Function(DOMAIN, schema.op_type, graph=graph, attributes=declared)
+
+
+def _refer_to_attribute(graph: ir.Graph, op_type: str, inner: str, outer: str) -> None:
+    """The body of an operator takes a value from the node that calls it, as the plugin does."""
+    for node in graph:
+        if node.op_type == op_type:
+            node.attributes[inner] = ir.RefAttr(inner, outer, ir.AttributeType.FLOAT)

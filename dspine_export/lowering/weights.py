@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from dspine_export.checkpoint.load import Checkpoint
+from dspine_export.checkpoint.safetensors_store import torch_dtype
 from dspine_export.checkpoint.target import TargetInfo
 from dspine_export.errors import BuildError
 from dspine_export.model.loading import resolve_codes
 from dspine_export.passes.fold_tables import CODES, MESSAGE, PREDECESSOR_GATE, TOKEN_TABLE
 
 CHUNK_BYTES = 16 << 20
+CODE_ROWS = 8192
 SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
@@ -91,25 +93,29 @@ def _source(checkpoint: Checkpoint, target: TargetInfo | None, name: str) -> _So
     if name == TOKEN_TABLE:
         return _token_table(checkpoint, target)
     if name == CODES:
-        codes = _codes(checkpoint, target)
-        return _Source(tuple(codes.shape), lambda: _row_chunks(codes))
-    stored = checkpoint.tensors[name]
-    return _Source(tuple(stored.shape), lambda: _row_chunks(checkpoint.tensors.read(name)))
+        return _codes(checkpoint, target)
+    return _stored(checkpoint, name)
 
 
-def _row_chunks(tensor: Tensor) -> Iterator[Tensor]:
-    if tensor.ndim == 0 or tensor.numel() == 0:
-        yield tensor
-        return
-    row_bytes = max(1, tensor[0].numel() * tensor.element_size())
-    yield from tensor.split(max(1, CHUNK_BYTES // row_bytes))
+def _stored(checkpoint: Checkpoint, name: str) -> _Source:
+    """A tensor of the checkpoint in blocks of whole rows, by ordinary reads: pages of a memory map would count as resident."""
+    info = checkpoint.tensors[name]
+    dtype, width = torch_dtype(info), info.shape[1:]
+    row_bytes = dtype.itemsize * torch.Size(width).numel()
+
+    def chunks() -> Iterator[Tensor]:
+        for chunk in checkpoint.tensors.read_bytes(name, row_bytes * max(1, CHUNK_BYTES // row_bytes)):
+            yield torch.frombuffer(chunk, dtype=dtype).view(-1, *width)
+
+    return _Source(tuple(info.shape), chunks)
 
 
-def _codes(checkpoint: Checkpoint, target: TargetInfo | None) -> Tensor:
-    head = torch.empty(0) if checkpoint.codes is not None else _head(target)
-    codes = resolve_codes(checkpoint, head, check=False)
+def _codes(checkpoint: Checkpoint, target: TargetInfo | None) -> _Source:
+    if checkpoint.codes is not None:
+        return _stored(checkpoint, checkpoint.codes.name)
+    codes = resolve_codes(checkpoint, _head(target), check=False)
     assert codes is not None
-    return codes
+    return _Source(tuple(codes.shape), lambda: codes.split(CODE_ROWS))
 
 
 def _head(target: TargetInfo | None) -> Tensor:
@@ -129,7 +135,7 @@ def _token_table(checkpoint: Checkpoint, target: TargetInfo | None) -> _Source:
     projection = projection * projection.shape[1] ** 0.5
 
     def chunks() -> Iterator[Tensor]:
-        for rows in _row_chunks(codes):
+        for rows in codes.chunks():
             yield rows.float() @ projection.T
 
     return _Source((codes.shape[0], projection.shape[0]), chunks)

@@ -1,0 +1,1 @@
+"""Developer tools: benchmarks, GPU checks, and the training of the example drafter."""

@@ -14,6 +14,8 @@ from dspine_export.bundle.manifest import FORMAT, MANIFEST_NAME, SCHEMA_VERSION,
 from dspine_export.errors import OutputError, UsageError, VerificationError
 
 _MANIFEST_LIMIT_BYTES = 16 << 20
+# Serving configuration is the operator's to change; everything else is as it was built.
+_EDITABLE = ("trtllm/config.yaml", "trtllm/triton/")
 _BYTECODE = "__pycache__"  # Python leaves one where a server imported the bundle's TensorRT-LLM package
 
 
@@ -114,6 +116,8 @@ def _check_file(root: Path, entry: FileEntry, *, check_hashes: bool) -> None:
         raise VerificationError(
             "a file of the bundle is a link that leads outside it", where=path, got=path.resolve(), fix=fix
         )
+    if entry.path.startswith(_EDITABLE):
+        return
     size = path.stat().st_size
     if size != entry.size_bytes:
         raise VerificationError(

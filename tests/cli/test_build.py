@@ -78,7 +78,7 @@ def test_bundle_content(built: Built) -> None:
     names = {entry.path for entry in bundle.manifest.files}
     assert {"drafter/config.json", "drafter/model.safetensors"} <= names
     assert {f"{folder}/{entry}.onnx" for folder in ("onnx", "portable") for entry in ("context", "draft")} <= names
-    assert bundle.manifest.stage_names == ("drafter", "fused onnx", "portable onnx", "verify")
+    assert bundle.manifest.stage_names == ("drafter", "fused onnx", "portable onnx", "verify", "trtllm")
     assert {source.name for source in bundle.manifest.sources} == {"config.json", "model.safetensors"}
     assert set(bundle.manifest.entries) == {"context", "draft"}
     (verification,) = bundle.manifest.verification
@@ -134,7 +134,7 @@ def test_resume_adds_an_engine_anywhere(built: Built, tmp_path: Path, cli: Cli) 
     assert engine.builder == RTX
     assert engine.id.startswith(f"engines/{RTX}-{engine.builder_version}-")
     assert set(engine.plans) == {"context", "draft"}
-    assert bundle.manifest.stage_names[-2:] == ("plugins", "engine")
+    assert bundle.manifest.stage_names[-3:] == ("plugins", "engine", "trtllm")
     assert (
         bundle.file("drafter/model.safetensors").read_bytes()
         == (built.output / "drafter/model.safetensors").read_bytes()

@@ -56,13 +56,23 @@ def compare_greedy(
     *,
     max_new_tokens: int,
     eos_ids: Iterable[int] | None = None,
+    reference: Sequence[int] | None = None,
 ) -> GreedyComparison:
-    """Compares `output`, generated greedily after `prompt_ids`, with what the target generates alone, one token a call."""
+    """Compares `output`, generated greedily after `prompt_ids`, with what the target generates alone, one token a call.
+
+    Args:
+        max_new_tokens, eos_ids: as `output` was generated with; None are the target's own end tokens.
+        reference: the target's own output, where the caller has it already.
+    """
+    ends = target.eos_ids if eos_ids is None else frozenset(eos_ids)
     position = 0
     near_ties: list[int] = []
     while True:
         prefix = [*prompt_ids, *output[:position]]
-        wanted = generate_plain(target, prefix, max_new_tokens=max_new_tokens - position, eos_ids=eos_ids).token_ids
+        if position == 0 and reference is not None:
+            wanted = list(reference)
+        else:
+            wanted = generate_plain(target, prefix, max_new_tokens=max_new_tokens - position, eos_ids=ends).token_ids
         rest = list(output[position:])
         if wanted == rest:
             return GreedyComparison(len(output), tuple(near_ties))
@@ -75,7 +85,7 @@ def compare_greedy(
             return GreedyComparison(len(output), tuple(near_ties), position + same, expected, got, lead)
         near_ties.append(position + same)
         position += same + 1
-        if position == len(output):
+        if position == max_new_tokens or got in ends:
             return GreedyComparison(len(output), tuple(near_ties))
 
 

@@ -106,6 +106,8 @@ def test_stub_server_starts(shared_bundle: Bundle, directory: str) -> None:
     assert (
         result.stdout.strip() == "STUB trtllm-serve TARGET: draft model DSpineForCausalLM, block 8; nothing is served"
     )
+    assert shared_bundle.file("trtllm/dspine_trtllm/__pycache__").is_dir()
+    open_bundle(shared_bundle.path, check_hashes=True)  # the bytecode Python left there is not a foreign file
 
 
 def test_moved_bundle_still_registers(shared_bundle: Bundle, tmp_path: Path) -> None:

@@ -66,11 +66,11 @@ class Drafter:
     @torch.no_grad()
     def append_context(self, state: DraftState, target_hidden: Tensor, counts: Tensor) -> None:
         """Commits counts[n] <= T more tokens per sequence. target_hidden [N, T, A*d], counts [N]"""
-        counts = torch.as_tensor(counts, device=state.lengths.device).to(torch.int64)
+        counts = torch.as_tensor(counts, device=state.lengths.device)
         self._check_hidden(target_hidden, counts, batch=state.batch)
         row = torch.arange(target_hidden.shape[1], device=state.lengths.device)
         keys, values = self.model.context_keys_values(target_hidden.to(self.embed_tokens), state.lengths[:, None] + row)
-        state.append(keys, values, counts)
+        state.append(keys, values, counts.to(torch.int64))
 
     @torch.no_grad()
     def draft_from(
@@ -107,7 +107,7 @@ class Drafter:
 
     def truncate(self, state: DraftState, lengths: Tensor) -> None:
         """Rolls every sequence back to lengths[n] committed tokens."""
-        state.truncate(torch.as_tensor(lengths, device=state.lengths.device).to(torch.int64))
+        state.truncate(torch.as_tensor(lengths, device=state.lengths.device))
 
     def _unary_output(
         self, states: BlockStates, temperature: Tensor | float | None, extra: dict[str, Any]
@@ -126,9 +126,12 @@ class Drafter:
         self, batch: int, temperature: Tensor | float | None, generator: torch.Generator | None, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         device = self.embed_tokens.device
-        heat = torch.as_tensor(0.0 if temperature is None else temperature, dtype=torch.float32, device=device).expand(
-            batch
-        )
+        heat = torch.as_tensor(0.0 if temperature is None else temperature, dtype=torch.float32, device=device)
+        if heat.shape not in ((), (batch,)):
+            raise UsageError(
+                "Wrong shape", where="temperature", got=tuple(heat.shape), expected=f"a number or [{batch}]"
+            )
+        heat = heat.expand(batch)
         if bool((heat < 0).any()) or not bool(heat.isfinite().all()):
             raise UsageError("Temperature must be finite and not negative", where="temperature", got=heat.tolist())
         shape = (batch, self.config.block_size - 1)
@@ -139,7 +142,10 @@ class Drafter:
             )
         if tuple(uniforms.shape) != shape:
             raise UsageError("Wrong shape", where="uniforms", got=tuple(uniforms.shape), expected=shape)
-        return heat, uniforms.to(device, torch.float32)
+        uniforms = uniforms.to(device, torch.float32)
+        if not bool(((uniforms >= 0) & (uniforms < 1)).all()):
+            raise UsageError("Uniform numbers out of range", where="uniforms", expected="at least 0 and below 1")
+        return heat, uniforms
 
     def _check_anchors(self, anchor_ids: Tensor, batch: int) -> Tensor:
         anchors = torch.as_tensor(anchor_ids, device=self.embed_tokens.device)
@@ -166,8 +172,9 @@ class Drafter:
                 got=list(shape),
                 expected=f"[{n}, T, {width}]: outputs of target layers {taps}, concatenated",
             )
-        if counts.shape != (n,) or bool((counts < 0).any()) or bool((counts > shape[1]).any()):
-            got, expected = counts.tolist(), f"[{n}] values in 0 .. {shape[1]}"
+        fits = counts.shape == (n,) and not counts.is_floating_point()
+        if not fits or bool((counts < 0).any()) or bool((counts > shape[1]).any()):
+            got, expected = counts.tolist(), f"[{n}] integers in 0 .. {shape[1]}"
             raise UsageError(
                 "Context lengths do not fit the hidden states", where="context_lengths", got=got, expected=expected
             )

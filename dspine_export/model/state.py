@@ -50,11 +50,12 @@ class DraftState:
 
     def truncate(self, lengths: Tensor) -> None:
         """Forgets rows at or beyond the given lengths, int64 [N]; a cache cannot grow this way."""
-        if bool((lengths > self.lengths).any()) or bool((lengths < 0).any()):
+        fits = lengths.shape == self.lengths.shape and not lengths.is_floating_point()
+        if not fits or bool((lengths > self.lengths).any()) or bool((lengths < 0).any()):
             raise UsageError(
                 "truncate can only shorten the context",
                 where="truncate",
                 got=f"lengths {lengths.tolist()}",
-                expected=f"between 0 and the current lengths {self.lengths.tolist()}",
+                expected=f"integers [{self.batch}] between 0 and the current lengths {self.lengths.tolist()}",
             )
-        self.lengths = lengths.clone()
+        self.lengths = lengths.to(torch.int64, copy=True)

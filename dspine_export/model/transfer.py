@@ -112,9 +112,14 @@ def probe_error(codes: Tensor, token_ids: Sequence[int], components: Sequence[Se
 def gram_difference(codes: Tensor, lm_head: Tensor, sample: int = GRAM_SAMPLE) -> float:
     """Largest difference between the Gram matrices of stored and recomputed codes on sampled tokens; basis-free.
 
-    codes [V, r], lm_head [V, d]. Small (below `GRAM_TOLERANCE`) when the codes belong to this head.
+    codes [V, r], lm_head [V, d]. Small (below `GRAM_TOLERANCE`) when the codes belong to this head, infinite for a head whose
+    scatter has not even r dimensions.
     """
+    try:
+        own = transfer_codes(lm_head, codes.shape[1])
+    except CheckpointError:
+        return float("inf")
     rows = torch.linspace(0, codes.shape[0] - 1, min(sample, codes.shape[0])).long()
     stored = codes[rows].detach().to("cpu", torch.float64)
-    own = transfer_codes(lm_head, codes.shape[1])[rows].double()
+    own = own[rows].double()
     return float((stored @ stored.T - own @ own.T).abs().max())

@@ -13,7 +13,9 @@ import argparse
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,7 +72,7 @@ def floor_us(config: DrafterConfig, batch: int, context: int, copy_gb_s: float, 
     }
 
 
-def measure(drafter: Drafter, weights: PackedDrafter, batch: int, context: int) -> dict[str, float]:
+def measure(drafter: Drafter, weights: PackedDrafter, batch: int, context: int) -> dict[str, Any]:
     """Eager and kernel passes on one random state; microseconds, and the share of equal tokens."""
     config = drafter.config
     state = drafter.new_state(batch, context + 64)
@@ -83,7 +85,7 @@ def measure(drafter: Drafter, weights: PackedDrafter, batch: int, context: int) 
     ours.anchor_ids.copy_(anchors)
     graph = capture(ours.launch)
     graph.replay()
-    result = {"kernels": replay_us(graph), "equal_tokens": 0.0}
+    result: dict[str, Any] = {"kernels": replay_us(graph)}
     model, zeros = drafter.model, torch.zeros(batch, config.block_size - 1, device="cuda")
     heat = torch.zeros(batch, device="cuda")
 
@@ -102,9 +104,24 @@ def measure(drafter: Drafter, weights: PackedDrafter, batch: int, context: int) 
         result["eager_graph"] = replay_us(capture(eager), 7, 3)
         expected = drafter.draft_from(state, anchors)
     result["equal_tokens"] = float((expected.tokens == ours.tokens).float().mean())
+    result["stages"] = {
+        stage: result["kernels"] - replay_us(capture(without(ours, stage)), 7)
+        for stage in dict.fromkeys(s.stage for s in ours.steps)
+    }
     append = ContextPass(config, weights, CacheView(state.keys, state.values, torch.zeros_like(state.lengths)), 16)
     result["append_16"] = replay_us(capture(append.launch))
     return result
+
+
+def without(draft: DraftPass, stage: str) -> Callable[[], None]:
+    """The pass less one stage: its cost by subtraction."""
+    steps = [step for step in draft.steps if step.stage != stage]
+
+    def run() -> None:
+        for step in steps:
+            step.run()
+
+    return run
 
 
 def main() -> None:
@@ -144,6 +161,7 @@ def main() -> None:
                     f"append {row['append_16']:.0f}, equal tokens {row['equal_tokens']:.3f}",
                     flush=True,
                 )
+                print("   ", {stage: round(us, 1) for stage, us in row["stages"].items()}, flush=True)
         del drafter, weights
         torch.cuda.empty_cache()
     report["rows"] = rows

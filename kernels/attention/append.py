@@ -10,29 +10,30 @@ from torch import Tensor
 @triton.jit
 def _append(
     rows, k_norm, cos, sin, lengths, counts, keys, values, tokens, capacity, row_stride, sequence_stride, eps,
-    HEADS: tl.constexpr, DIM: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     n, t, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(lengths + n)
     position = start + t
     if (t >= tl.load(counts + n)) | (position >= capacity):
         return
-    half = tl.arange(0, DIM // 2)
+    half = tl.arange(0, HALF)
+    ok = half < DIM // 2
     row = rows + (n * tokens + t).to(tl.int64) * row_stride + head * DIM
-    first = tl.load(row + half).to(tl.float32)
-    second = tl.load(row + DIM // 2 + half).to(tl.float32)
+    first = tl.load(row + half, mask=ok, other=0.0).to(tl.float32)
+    second = tl.load(row + DIM // 2 + half, mask=ok, other=0.0).to(tl.float32)
     scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / DIM + eps)
-    first *= scale * tl.load(k_norm + half).to(tl.float32)
-    second *= scale * tl.load(k_norm + DIM // 2 + half).to(tl.float32)
-    c = tl.load(cos + position * (DIM // 2) + half).to(tl.float32)
-    s = tl.load(sin + position * (DIM // 2) + half).to(tl.float32)
+    first *= scale * tl.load(k_norm + half, mask=ok, other=0.0).to(tl.float32)
+    second *= scale * tl.load(k_norm + DIM // 2 + half, mask=ok, other=0.0).to(tl.float32)
+    c = tl.load(cos + position * (DIM // 2) + half, mask=ok, other=0.0).to(tl.float32)
+    s = tl.load(sin + position * (DIM // 2) + half, mask=ok, other=0.0).to(tl.float32)
     kind = keys.dtype.element_ty
     at = n.to(tl.int64) * sequence_stride + head.to(tl.int64) * capacity * DIM + position.to(tl.int64) * DIM
-    tl.store(keys + at + half, (first * c - second * s).to(kind))
-    tl.store(keys + at + DIM // 2 + half, (second * c + first * s).to(kind))
+    tl.store(keys + at + half, (first * c - second * s).to(kind), mask=ok)
+    tl.store(keys + at + DIM // 2 + half, (second * c + first * s).to(kind), mask=ok)
     value = row + HEADS * DIM
-    tl.store(values + at + half, tl.load(value + half))
-    tl.store(values + at + DIM // 2 + half, tl.load(value + DIM // 2 + half))
+    tl.store(values + at + half, tl.load(value + half, mask=ok, other=0.0), mask=ok)
+    tl.store(values + at + DIM // 2 + half, tl.load(value + DIM // 2 + half, mask=ok, other=0.0), mask=ok)
 
 
 def append_context(
@@ -58,5 +59,5 @@ def append_context(
     heads, capacity, dim = keys.shape[1:]
     _append[(batch, tokens, heads)](
         rows, k_norm, cos, sin, lengths, counts, keys, values, tokens, capacity, width, keys.stride(0), eps,
-        HEADS=heads, DIM=dim, num_warps=1,
+        HEADS=heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
     )  # fmt: skip

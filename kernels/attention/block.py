@@ -12,17 +12,18 @@ from torch import Tensor
 
 
 @triton.jit
-def _normed_halves(base, row_ok, weight, cos, sin, positions, eps, DIM: tl.constexpr):
-    """RMSNorm over the head and rotate-half; rows of [R, DIM] as two halves [R, DIM/2]."""
-    half = tl.arange(0, DIM // 2)
-    first = tl.load(base[:, None] + half[None, :], mask=row_ok[:, None], other=0.0).to(tl.float32)
-    second = tl.load(base[:, None] + (DIM // 2 + half)[None, :], mask=row_ok[:, None], other=0.0).to(tl.float32)
+def _normed_halves(base, row_ok, weight, cos, sin, positions, eps, DIM: tl.constexpr, HALF: tl.constexpr):
+    """RMSNorm over the head and rotate-half; rows of [R, DIM] as two halves [R, HALF], zero beyond DIM/2."""
+    half = tl.arange(0, HALF)
+    ok = row_ok[:, None] & (half < DIM // 2)[None, :]
+    first = tl.load(base[:, None] + half[None, :], mask=ok, other=0.0).to(tl.float32)
+    second = tl.load(base[:, None] + (DIM // 2 + half)[None, :], mask=ok, other=0.0).to(tl.float32)
     scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None]
-    first *= scale * tl.load(weight + half).to(tl.float32)[None, :]
-    second *= scale * tl.load(weight + DIM // 2 + half).to(tl.float32)[None, :]
+    first *= scale * tl.load(weight + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
+    second *= scale * tl.load(weight + DIM // 2 + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
     angle = positions[:, None] * (DIM // 2) + half[None, :]
-    c = tl.load(cos + angle, mask=row_ok[:, None], other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=row_ok[:, None], other=0.0).to(tl.float32)
+    c = tl.load(cos + angle, mask=ok, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=ok, other=0.0).to(tl.float32)
     return first * c - second * s, second * c + first * s
 
 
@@ -31,7 +32,7 @@ def _attend(
     qkv, q_norm, k_norm, cos, sin, lengths, keys, values, partial, stats, capacity, row_stride, sequence_stride, eps, scale,
     block, window, stretch, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
+    HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -48,18 +49,19 @@ def _attend(
         return
     kind = keys.dtype.element_ty
     q_base = qkv + (n * block + slot).to(tl.int64) * row_stride + head * DIM
-    q1, q2 = _normed_halves(q_base, ok, q_norm, cos, sin, length + slot, eps, DIM)
+    q1, q2 = _normed_halves(q_base, ok, q_norm, cos, sin, length + slot, eps, DIM, HALF)
     q1, q2 = (q1 * scale).to(kind), (q2 * scale).to(kind)
-    half = tl.arange(0, DIM // 2)
+    half = tl.arange(0, HALF)
+    half_ok = (half < DIM // 2)[None, :]
     best = tl.full((BQ,), float("-inf"), tl.float32)
     total = tl.zeros((BQ,), tl.float32)
-    o1 = tl.zeros((BQ, DIM // 2), tl.float32)
-    o2 = tl.zeros((BQ, DIM // 2), tl.float32)
+    o1 = tl.zeros((BQ, HALF), tl.float32)
+    o2 = tl.zeros((BQ, HALF), tl.float32)
     if own:
         rb = tl.arange(0, BB)
         row = qkv + (n * block + rb).to(tl.int64) * row_stride
         k_ok = rb < block
-        k1, k2 = _normed_halves(row + (HEADS + kv_head) * DIM, k_ok, k_norm, cos, sin, length + rb, eps, DIM)
+        k1, k2 = _normed_halves(row + (HEADS + kv_head) * DIM, k_ok, k_norm, cos, sin, length + rb, eps, DIM, HALF)
         scores = tl.dot(q1, tl.trans(k1.to(kind)), input_precision=PRECISION)
         scores = tl.dot(q2, tl.trans(k2.to(kind)), scores, input_precision=PRECISION)
         visible = ok[:, None] & k_ok[None, :]
@@ -72,8 +74,10 @@ def _attend(
         weights = tl.where(visible, tl.exp(scores - best[:, None]), 0.0)
         total = tl.sum(weights, 1)
         v = row[:, None] + (HEADS + KV_HEADS + kv_head) * DIM + half[None, :]
-        o1 = tl.dot(weights.to(kind), tl.load(v, mask=k_ok[:, None], other=0.0), input_precision=PRECISION)
-        o2 = tl.dot(weights.to(kind), tl.load(v + DIM // 2, mask=k_ok[:, None], other=0.0), input_precision=PRECISION)
+        o1 = tl.dot(weights.to(kind), tl.load(v, mask=k_ok[:, None] & half_ok, other=0.0), input_precision=PRECISION)
+        o2 = tl.dot(
+            weights.to(kind), tl.load(v + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0), input_precision=PRECISION
+        )
     else:
         base = n.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
         end = tl.minimum(begin + stretch, length)
@@ -81,8 +85,8 @@ def _attend(
             column = start + tl.arange(0, BC)
             k_ok = column < end
             at = base + column[:, None].to(tl.int64) * DIM + half[None, :]
-            k1 = tl.load(keys + at, mask=k_ok[:, None], other=0.0)
-            k2 = tl.load(keys + at + DIM // 2, mask=k_ok[:, None], other=0.0)
+            k1 = tl.load(keys + at, mask=k_ok[:, None] & half_ok, other=0.0)
+            k2 = tl.load(keys + at + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0)
             scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION)
             visible = ok[:, None] & k_ok[None, :]
@@ -94,32 +98,33 @@ def _attend(
             weights = tl.where(visible, tl.exp(scores - safe[:, None]), 0.0)
             shrink = tl.where(best == float("-inf"), 0.0, tl.exp(best - safe))
             total = total * shrink + tl.sum(weights, 1)
-            v1 = tl.load(values + at, mask=k_ok[:, None], other=0.0)
-            v2 = tl.load(values + at + DIM // 2, mask=k_ok[:, None], other=0.0)
+            v1 = tl.load(values + at, mask=k_ok[:, None] & half_ok, other=0.0)
+            v2 = tl.load(values + at + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0)
             o1 = tl.dot(weights.to(kind), v1, o1 * shrink[:, None], input_precision=PRECISION)
             o2 = tl.dot(weights.to(kind), v2, o2 * shrink[:, None], input_precision=PRECISION)
             best = peak
     tl.store(stats + at_stats * 2, best)
     tl.store(stats + at_stats * 2 + 1, total)
     at_partial = partial + at_stats[:, None] * DIM + half[None, :]
-    tl.store(at_partial, o1)
-    tl.store(at_partial + DIM // 2, o2)
+    tl.store(at_partial, o1, mask=half_ok)
+    tl.store(at_partial + DIM // 2, o2, mask=half_ok)
 
 
 @triton.jit
 def _merge(
     partial, stats, out, splits, block,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     n, slot = row // block, row % block
     group: tl.constexpr = HEADS // KV_HEADS
     kv_head = head // group
     query = (head % group) * BB + slot
-    d = tl.arange(0, DIM)
+    d = tl.arange(0, WIDTH)
+    ok = d < DIM
     best = float("-inf")
     total = 0.0
-    acc = tl.zeros((DIM,), tl.float32)
+    acc = tl.zeros((WIDTH,), tl.float32)
     for split in range(splits):
         at = ((n * splits + split) * KV_HEADS + kv_head).to(tl.int64) * BQ + query
         peak = tl.load(stats + at * 2)
@@ -128,9 +133,9 @@ def _merge(
             keep = tl.exp(best - top)
             add = tl.exp(peak - top)
             total = total * keep + tl.load(stats + at * 2 + 1) * add
-            acc = acc * keep + tl.load(partial + at * DIM + d) * add
+            acc = acc * keep + tl.load(partial + at * DIM + d, mask=ok, other=0.0) * add
             best = top
-    tl.store(out + row.to(tl.int64) * HEADS * DIM + head * DIM + d, (acc / total).to(out.dtype.element_ty))
+    tl.store(out + row.to(tl.int64) * HEADS * DIM + head * DIM + d, (acc / total).to(out.dtype.element_ty), mask=ok)
 
 
 def partial_sizes(batch: int, kv_heads: int, heads: int, dim: int, block: int, splits: int) -> tuple[int, int]:
@@ -167,10 +172,11 @@ def block_attention(
         qkv, q_norm, k_norm, cos, sin, lengths, keys, values, partial, stats, capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5,
         block, window or 0, stretch, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
-        BQ=bq, BB=bb, BC=32 if wide else 64, PRECISION="ieee" if wide else "tf32",
+        HALF=max(16, triton.next_power_of_2(dim // 2)), BQ=bq, BB=bb, BC=32 if wide else 64, PRECISION="ieee" if wide else "tf32",
         num_warps=4, num_stages=1 if wide else 2,
     )  # fmt: skip
     _merge[(batch * block, heads)](
-        partial, stats, out, splits, block, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BQ=bq, BB=bb, num_warps=1
-    )
+        partial, stats, out, splits, block,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WIDTH=triton.next_power_of_2(dim), BQ=bq, BB=bb, num_warps=1,
+    )  # fmt: skip
     return out

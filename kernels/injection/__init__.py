@@ -1,4 +1,4 @@
-"""Adjacent injection: the gated message of every slot's predecessor. The write is an epilogue of `dspine_kernels.linear`."""
+"""Adjacent injection: the gated message of every slot's predecessor. The write is `dspine_kernels.rows.write_and_norm`."""
 
 from dspine_kernels.injection.kernel import gated_messages
 from dspine_kernels.injection.reference import gated_messages_reference

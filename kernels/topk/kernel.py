@@ -17,7 +17,7 @@ _LOWEST = -(1 << 63)
 
 def workspace_keys(rows: int, vocabulary: int, count: int) -> int:
     """Number of int64 keys the first pass leaves for the second."""
-    return rows * triton.cdiv(vocabulary, CHUNK) * triton.next_power_of_2(count)
+    return rows * triton.cdiv(vocabulary, CHUNK) * max(2, triton.next_power_of_2(count))
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def top_candidates(logits: Tensor, ids: Tensor, keys: Tensor, block: int = 0) ->
     """
     vocabulary = logits.shape[1]
     rows, count = ids.shape
-    padded = triton.next_power_of_2(count)
+    padded = max(2, triton.next_power_of_2(count))
     chunks = triton.cdiv(vocabulary, CHUNK)
     total = chunks * padded
     _select_chunks[(rows, chunks)](

@@ -15,7 +15,14 @@ from dspine_kernels.attention import (
 )
 from dspine_kernels.attention.block import partial_sizes
 from dspine_kernels.injection import gated_messages, gated_messages_reference
-from dspine_kernels.linear import linear, linear_reference
+from dspine_kernels.rows import (
+    rms_norm,
+    rms_norm_reference,
+    silu_mul,
+    silu_mul_reference,
+    write_and_norm,
+    write_and_norm_reference,
+)
 from dspine_kernels.topk import top_candidates
 from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
 from dspine_kernels.transition import (
@@ -52,35 +59,28 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize(("rows", "columns", "inner"), [(7, 40, 56), (33, 24, 40)])
-@pytest.mark.parametrize("kind", ["plain", "norm", "glu", "residual", "write"])
-def test_linear(
-    rows: int, columns: int, inner: int, kind: str, device: torch.device, dtypes: tuple[torch.dtype, ...]
-) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(7, 40), (3, 1100)])
+def test_rms_norm_and_silu(rows: int, columns: int, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
     for dtype in dtypes:
-        x, out = randn(rows, inner, device=device, dtype=dtype), poisoned(rows, columns, device=device, dtype=dtype)
-        weight = randn(columns * (2 if kind == "glu" else 1), inner, device=device, dtype=dtype, scale=inner**-0.5)
-        options: dict[str, object] = {}
-        if kind in ("norm", "glu"):
-            options |= {"norm_weight": randn(inner, device=device, dtype=dtype), "eps": 1e-6}
-        if kind == "glu":
-            options["glu"] = True
-        if kind in ("residual", "write"):
-            options["residual"] = randn(rows, columns, device=device, dtype=dtype)
-        if kind == "write":
-            sums = options["residual"].float().pow(2).sum(-1)  # type: ignore[attr-defined]
-            linear(x, weight, out, **options, row_sums=sums, write_block=5)  # type: ignore[arg-type]
-            want = linear_reference(x, weight, **options, row_sums=sums, block=5)  # type: ignore[arg-type]
-        else:
-            linear(x, weight, out, **options)  # type: ignore[arg-type]
-            want = linear_reference(x, weight, **options)  # type: ignore[arg-type]
-        close(out, want, dtype)
+        x, gain = randn(rows, 2 * columns, device=device, dtype=dtype), randn(2 * columns, device=device, dtype=dtype)
+        normed = rms_norm(x, gain, 1e-6, poisoned(rows, 2 * columns, device=device, dtype=dtype))
+        close(normed, rms_norm_reference(x, gain, 1e-6), dtype)
+        activated = silu_mul(x, poisoned(rows, columns, device=device, dtype=dtype))
+        close(activated, silu_mul_reference(x), dtype)
 
 
-def test_linear_gathers_row_squares(device: torch.device) -> None:
-    x, sums = randn(9, 80, device=device, dtype=torch.float32), poisoned(9, device=device)
-    linear(x, randn(40, 80, device=device, dtype=torch.float32), poisoned(9, 40, device=device), row_sums=sums)
-    close(sums, x.pow(2).sum(-1), torch.float32)
+def test_write_and_norm(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    for dtype in dtypes:
+        hidden, update = (randn(15, 72, device=device, dtype=dtype, scale=3.0) for _ in range(2))
+        gain = randn(72, device=device, dtype=dtype)
+        injected, normed = (poisoned(15, 72, device=device, dtype=dtype) for _ in range(2))
+        squares = poisoned(15, device=device)
+        write_and_norm(hidden, update, gain, 1e-6, 5, injected, normed, squares)
+        for got, want in zip(
+            (injected, normed, squares), write_and_norm_reference(hidden, update, gain, 1e-6, 5), strict=True
+        ):
+            close(got, want, dtype)
+        assert torch.equal(injected[::5], hidden[::5])
 
 
 @pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33)])

@@ -1,0 +1,13 @@
+"""Row-wise steps between the matrix products: norm, SwiGLU, and the injection's write with the following norm."""
+
+from dspine_kernels.rows.kernel import rms_norm, silu_mul, write_and_norm
+from dspine_kernels.rows.reference import rms_norm_reference, silu_mul_reference, write_and_norm_reference
+
+__all__ = [
+    "rms_norm",
+    "rms_norm_reference",
+    "silu_mul",
+    "silu_mul_reference",
+    "write_and_norm",
+    "write_and_norm_reference",
+]

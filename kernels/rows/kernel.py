@@ -1,0 +1,87 @@
+"""One program per row; statistics in float32, values rounded to the compute dtype exactly where the eager model rounds them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm(x, weight, out, columns, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    ok = at < columns
+    values = tl.load(x + row * columns + at, mask=ok, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / columns + eps)
+    gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + at, (values * scale * gain).to(out.dtype.element_ty), mask=ok)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+    """RMSNorm of x [R, d] into out [R, d]; both contiguous."""
+    rows, columns = x.shape
+    block = triton.next_power_of_2(columns)
+    _rms_norm[(rows,)](x, weight, out, columns, eps, BLOCK=block, num_warps=min(16, max(1, block // 512)))
+    return out
+
+
+@triton.jit
+def _silu_mul(gate_up, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = at < columns
+    gate = tl.load(gate_up + row * 2 * columns + at, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (row * 2 + 1) * columns + at, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=ok)
+
+
+def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
+    """silu(gate) * up. gate_up [R, 2F], gate first -> out [R, F]"""
+    rows, columns = out.shape
+    _silu_mul[(rows, triton.cdiv(columns, 1024))](gate_up, out, columns, BLOCK=1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _write_and_norm(hidden, update, weight, injected, normed, squares_out, columns, block, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    ok = at < columns
+    kind = injected.dtype.element_ty
+    values = tl.load(hidden + row * columns + at, mask=ok, other=0.0).to(tl.float32)
+    squares = tl.sum(values * values, 0)
+    tl.store(squares_out + row, squares)
+    change = tl.load(update + row * columns + at, mask=ok, other=0.0).to(tl.float32)
+    # Slot 0 is copied; its row of `update` is computed along with the others and must not be trusted to be zero.
+    change = tl.where(row % block > 0, change * tl.sqrt(squares / columns), 0.0)
+    values = (values + change).to(kind)
+    tl.store(injected + row * columns + at, values, mask=ok)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
+    gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
+    tl.store(normed + row * columns + at, (wide * scale * gain).to(kind), mask=ok)
+
+
+def write_and_norm(
+    hidden: Tensor,
+    update: Tensor,
+    weight: Tensor,
+    eps: float,
+    block: int,
+    injected: Tensor,
+    normed: Tensor,
+    squares: Tensor,
+) -> None:
+    """The injection's write, and the RMSNorm that follows it, in one pass over the rows.
+
+    Args:
+        hidden: [N*B, d] before the write; update: [N*B, d], Wr z.
+        weight: gain [d] of the norm that reads the result (the next layer's, or the final one).
+        injected, normed: [N*B, d], written. squares: float32 [N*B], receives |hidden|^2.
+    """
+    rows, columns = hidden.shape
+    width = triton.next_power_of_2(columns)
+    _write_and_norm[(rows,)](
+        hidden, update, weight, injected, normed, squares, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512))
+    )  # fmt: skip

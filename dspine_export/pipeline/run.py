@@ -69,7 +69,7 @@ def open_session(request: RunRequest, progress: Progress) -> Session:
     dtype = request.dtype or ("float32" if on_cpu else "bfloat16")
     name = request.executor or ("onnxruntime" if on_cpu and is_bundle(request.source) else "torch")
     tokenizer = load_tokenizer(request.target_model)
-    with progress.stage("target", f"{dtype} on {request.device}"):
+    with progress.stage("load", f"target in {dtype} on {request.device}"):
         taps = pair.checkpoint.config.target_layer_ids
         target = open_target(request.target_model, taps, dtype=dtype, device=request.device)
     with progress.stage("drafter", name):

@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A random byte-level pair: drafts are mostly rejected, sometimes accepted."""
+    """A random byte-level pair: drafts are almost always rejected."""
     folder = tmp_path_factory.mktemp("tiny")
     target = write_target(folder / "target", vocab_size=260, eos_token_id=256, initializer_range=0.2)
     write_byte_tokenizer(target)

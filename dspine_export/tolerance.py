@@ -20,7 +20,9 @@ class Tolerance:
     frobenius: float
 
 
+# float32 leaves room for hidden sizes and activations of real models; the golden cases stay below 2e-5 and 1e-6. bfloat16 is about
+# twice the golden cases' error, most of which is the rounding of their float32 weights.
 TOLERANCES: dict[str, Tolerance] = {
     "float32": Tolerance(absolute=2e-4, relative=2e-4, frobenius=1e-5),
-    "bfloat16": Tolerance(absolute=2.5e-1, relative=5e-2, frobenius=2e-2),
+    "bfloat16": Tolerance(absolute=2.5e-1, relative=2e-2, frobenius=2.5e-2),
 }

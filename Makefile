@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 EXAMPLE := smollm2-135m
-EXAMPLE_DRAFTER := recipes/$(EXAMPLE)/drafter
+EXAMPLE_DRAFTER := recipes/example/drafter
 EXAMPLE_MODEL := out/$(EXAMPLE)
 EXAMPLE_BUNDLE := out/$(EXAMPLE)-dspine
 

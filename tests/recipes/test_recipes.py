@@ -15,6 +15,18 @@ from dspine_export.recipes.memory import DrafterShape, estimate_memory
 NAMES = ("qwen3-4b", "qwen3-8b", "smollm2-135m")
 QWEN = {"vocab_size": 151936, "num_layers": 5, "num_taps": 5, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 SHAPES = {
+    "smollm2-135m": DrafterShape(
+        hidden_size=576,
+        vocab_size=49152,
+        num_layers=4,
+        num_taps=5,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        intermediate_size=768,
+        rank=256,
+        message_size=128,
+    ),
     "qwen3-4b": DrafterShape(hidden_size=2560, intermediate_size=9728, rank=1024, message_size=512, **QWEN),
     "qwen3-8b": DrafterShape(hidden_size=4096, intermediate_size=12288, rank=1024, message_size=512, **QWEN),
 }

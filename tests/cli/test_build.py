@@ -89,8 +89,10 @@ def test_bundle_content(built: Built) -> None:
 
 
 def test_bundle_does_not_know_where_it_was_made(built: Built) -> None:
+    # TensorRT-LLM takes the drafter's place from its configuration; those two files are the operator's to edit.
+    serving = {built.output / "trtllm/config.yaml", built.output / "trtllm/triton/tensorrt_llm/1/model.yaml"}
     for path in built.output.rglob("*"):
-        if path.is_file():
+        if path.is_file() and path not in serving:
             assert str(built.folder).encode() not in path.read_bytes(), path
 
 

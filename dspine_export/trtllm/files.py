@@ -126,6 +126,16 @@ def read_target_model(folder: Path) -> str | None:
         raise UsageError("the bundle's model.yaml is damaged", where=path, got=" ".join(str(error).split())) from error
 
 
+def misplaced_drafter(bundle: Path) -> str | None:
+    """The drafter named by the bundle's ``config.yaml`` when no such directory exists: the bundle was moved since."""
+    try:
+        document = yaml.safe_load((bundle / FOLDER / CONFIG_NAME).read_text(encoding="utf-8"))
+        named = str(document["speculative_config"]["speculative_model"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
+        return None  # the operator's own file; TensorRT-LLM reads it and complains itself
+    return None if Path(named).is_dir() else named
+
+
 def _package(options: ServingOptions) -> str:
     settings = {
         "bundle": "../..",

@@ -17,6 +17,7 @@ from dspine_export.model.drafter_model import DrafterModel
 from dspine_export.model.loading import LoadedCheckpoint, build_model
 from dspine_export.trtllm.block_executors import BlockExecutor, PlanBlock, PlanSession, TorchBlock
 from dspine_export.trtllm.draft_model import DSpineForCausalLM, Loader
+from dspine_export.trtllm.files import CONFIG_NAME, FOLDER, misplaced_drafter
 from dspine_export.trtllm.settings import ModuleSettings
 from dspine_export.trtllm.signatures import PACKAGE, compare
 from dspine_export.trtllm.versions import require_checked, unchecked_allowed
@@ -30,6 +31,12 @@ def register_bundle(settings: dict[str, Any] | ModuleSettings, module_file: Path
         settings = ModuleSettings.parse(settings, module_file)
     check_package(allow_unchecked=unchecked_allowed(settings.allow_unchecked))
     bundle = open_bundle((module_file.resolve().parent / settings.bundle).resolve())
+    if (stale := misplaced_drafter(bundle.path)) is not None:
+        warnings.warn(
+            f"{bundle.path / FOLDER / CONFIG_NAME} was written for another place ({stale}): set speculative_model to "
+            f"{bundle.path / DRAFTER_FOLDER} in it",
+            stacklevel=2,
+        )
     register_builder(bundle, settings)
 
 

@@ -20,6 +20,7 @@ from dspine_export.pipeline.progress import Silent
 from dspine_export.pipeline.request import BuildRequest
 from dspine_export.pipeline.trtllm import check_trtllm, write_trtllm
 from dspine_export.recipes import Profile, Recipe, apply_overrides
+from dspine_export.trtllm.files import misplaced_drafter
 from dspine_export.trtllm.legacy import LABEL
 from dspine_export.trtllm.settings import ModuleSettings
 
@@ -114,7 +115,10 @@ def test_stub_server_starts(shared_bundle: Bundle, directory: str) -> None:
 def test_moved_bundle_still_registers(shared_bundle: Bundle, tmp_path: Path) -> None:
     moved = shutil.copytree(shared_bundle.path, tmp_path / "elsewhere")
     config = moved / "trtllm/config.yaml"
-    config.write_text(config.read_text().replace(str(shared_bundle.path), str(moved)))
+    assert misplaced_drafter(moved) is None
+    config.write_text(config.read_text().replace(str(shared_bundle.path), "/nowhere"))
+    assert misplaced_drafter(moved) == "/nowhere/drafter"
+    config.write_text(config.read_text().replace("/nowhere", str(moved)))
     result = serve("TARGET", "--custom_module_dirs", moved / "trtllm", "--config", config)
     assert result.returncode == 0, result.stderr
 

@@ -89,7 +89,7 @@ def _join_slices(graph: fx.Graph) -> None:
         if node.target != aten.cat.default:
             continue
         parts = node.args[0]
-        if len(parts) != 2 or any(p.target != aten.slice.Tensor for p in parts):
+        if len(parts) != 2 or any(p.target != aten.slice.Tensor or len(p.args) != 4 for p in parts):
             continue
         (source, axis, start, middle), (other, other_axis, other_start, end) = (p.args for p in parts)
         whole = source.meta["val"].shape[axis]

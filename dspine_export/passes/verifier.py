@@ -10,7 +10,7 @@ from torch import fx
 
 from dspine_export.capture.entries import TensorSpec
 from dspine_export.errors import BuildError
-from dspine_export.ops_schema import DOMAIN, OPS
+from dspine_export.ops_schema import DOMAIN, OPS, Operand
 from dspine_export.passes.program import Program
 from dspine_export.passes.torch_ops import bind_dimensions
 
@@ -81,12 +81,21 @@ def _verify_operands(node: fx.Node, after: str) -> None:
     values = [a.meta["val"] for a in node.args[: len(schema.inputs)] if isinstance(a, fx.Node)]
     if len(values) != len(schema.inputs):
         raise _violation(after, node.name, f"{len(values)} tensors", f"{len(schema.inputs)} tensors")
+    for value, operand in zip(values, schema.inputs, strict=True):
+        if value.ndim != len(operand.shape):
+            raise _bad_operand(node, value, operand, after)
     compute = {v.dtype for v, o in zip(values, schema.inputs, strict=True) if o.dtype == "T"}
     sizes = bind_dimensions(schema, [tuple(v.shape) for v in values])
+    if "m" in sizes:
+        sizes["2*m"] = 2 * sizes["m"]
     for value, operand in zip(values, schema.inputs, strict=True):
         shape = [sizes[symbol] for symbol in operand.shape]
         typed = len(compute) == 1 if operand.dtype == "T" else value.dtype == getattr(torch, operand.dtype)
         static = [(w, g) for w, g in zip(shape, value.shape, strict=True) if isinstance(w, int) and isinstance(g, int)]
         if not typed or any(want != got for want, got in static):
-            got, expected = f"{value.dtype} {list(value.shape)}", f"{operand.dtype} {list(operand.shape)}"
-            raise _violation(after, f"{node.name}.{operand.name}", got, expected)
+            raise _bad_operand(node, value, operand, after)
+
+
+def _bad_operand(node: fx.Node, value: torch.Tensor, operand: Operand, after: str) -> BuildError:
+    got, expected = f"{value.dtype} {list(value.shape)}", f"{operand.dtype} {list(operand.shape)}"
+    return _violation(after, f"{node.name}.{operand.name}", got, expected)

@@ -15,7 +15,7 @@ import torch
 from dspine_kernels.attention import append_context, block_attention
 from dspine_kernels.attention.block import partial_sizes
 from dspine_kernels.injection import gated_messages
-from dspine_kernels.rows import rms_norm, silu_mul, write_and_norm
+from dspine_kernels.rows import embed_block, rms_norm, silu_mul, write_and_norm
 from dspine_kernels.topk import top_candidates
 from dspine_kernels.topk.kernel import workspace_keys
 from dspine_kernels.transition import lattice_walk, transition_scores
@@ -25,7 +25,8 @@ from torch import Tensor
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 
-TARGET_PROGRAMS = 132
+# Attention programs per launch: several a multiprocessor, so that one waits for memory while another computes.
+TARGET_PROGRAMS = 528
 MIN_STRETCH = 64
 
 
@@ -68,7 +69,6 @@ class DraftPass:
         self.anchor_ids = torch.zeros(n, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(n, device=device)
         self.uniforms = torch.zeros(n, slots, device=device)
-        self.ids = torch.full((n, self.block), config.mask_token_id, dtype=torch.int64, device=device)
         self.x, self.written, self.normed = (like.new_empty(self.rows, config.hidden_size) for _ in range(3))
         self.qkv = like.new_empty(self.rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         self.attended = like.new_empty(self.rows, config.num_heads * config.head_dim)
@@ -105,6 +105,7 @@ class DraftPass:
         assert transfer is not None
         device = like.device
         self.readout = like.new_empty(self.rows, transfer.rank)
+        self.projected = like.new_empty(self.rows, 3 * transfer.message_size)
         self.z = like.new_empty(self.rows, transfer.message_size)
         self.update = torch.empty_like(self.x)
         self.squares = torch.empty(self.rows, device=device)
@@ -113,11 +114,14 @@ class DraftPass:
         self.q = torch.empty(self.batch, slots, k, device=device)
         size = partial_size(self.batch * slots, self.config.hidden_size, k)
         self.score_partials = torch.empty(size, device=device)
+        pairs = self.batch * slots * k
+        self.pair_z = like.new_empty(pairs, transfer.message_size)
+        self.pair_update = like.new_empty(pairs, self.config.hidden_size)
 
     def _steps(self) -> list[Step]:
         layers, norm = self.weights.layers, self.weights.norm
         following = [layer.input_norm for layer in layers[1:]] + [norm]
-        steps = [Step("embed", self._embed), Step("norm", partial(self._norm, layers[0].input_norm))]
+        steps = [Step("embed", self._embed)]
         for index, layer in enumerate(layers):
             steps += self._layer(index, layer)
             if self.config.transfer is None:
@@ -132,8 +136,9 @@ class DraftPass:
         return [*steps, Step("transition", self._score), Step("walk", self._walk)]
 
     def _embed(self) -> None:
-        self.ids[:, 0] = self.anchor_ids
-        torch.index_select(self.weights.embed_tokens, 0, self.ids.view(-1), out=self.x)
+        weights, first = self.weights, self.weights.layers[0].input_norm
+        mask = self.config.mask_token_id
+        embed_block(self.anchor_ids, weights.embed_tokens, mask, first, self.eps, self.block, self.x, self.normed)
 
     def _norm(self, weight: Tensor) -> None:
         rms_norm(self.x, weight, self.eps, self.normed)
@@ -160,9 +165,10 @@ class DraftPass:
     def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
         weights, readout, write = self.weights, layer.readout, layer.write
         assert readout is not None and write is not None
-        assert weights.gates is not None and weights.gate_bias is not None and weights.token_table is not None
+        gates = weights.gates
+        assert gates is not None and weights.gate_bias is not None and weights.token_table is not None
         message = partial(
-            gated_messages, self.readout, weights.gates, weights.gate_bias, weights.token_table, self.anchor_ids, self.z,
+            gated_messages, self.readout, self.projected, weights.gate_bias, weights.token_table, self.anchor_ids, self.z,
             self.block, self.receiver_gate if last else None,
         )  # fmt: skip
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
@@ -172,6 +178,7 @@ class DraftPass:
         )
         return [
             Step("readout", lambda: torch.mm(self.x, readout.T, out=self.readout)),
+            Step("gates", lambda: torch.mm(self.readout, gates.T, out=self.projected)),
             Step("message", message),
             Step("write", lambda: torch.mm(self.z, write.T, out=self.update)),
             Step("write_norm", finish),
@@ -190,7 +197,7 @@ class DraftPass:
         assert last.write is not None and weights.token_table is not None
         transition_scores(
             self.x, self.squares, self.receiver_gate, self.anchor_ids, self._candidates(), weights.token_table, last.write,
-            weights.norm, weights.lm_head, self.eps, self.scores, self.score_partials, self.block,
+            weights.norm, weights.lm_head, self.eps, self.scores, self.pair_z, self.pair_update, self.score_partials, self.block,
         )  # fmt: skip
 
     def _walk(self) -> None:

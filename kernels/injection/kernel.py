@@ -1,12 +1,11 @@
-"""One launch from raw readouts to gated messages: normalisation, three projections, the shift by one slot, the gate.
+"""The gate of adjacent injection, from plain projections of the readouts: norms, shift by one slot, sigmoid, product.
 
-The readout's norm factors out of the projections, so rows are multiplied raw and scaled afterwards, each by the norm of the slot the
-value came from.
+The readout's norm factors out of the projections, so rows are multiplied raw and scaled here, each by the norm of the slot the value
+came from.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,57 +13,39 @@ from torch import Tensor
 
 @triton.jit
 def _messages(
-    readout, weights, bias, table, anchor_ids, z, receiver_out, rows, rank, m, block, root_rank,
-    RECEIVER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    readout, projected, bias, table, anchor_ids, z, receiver_out, rank, m, block, root_rank,
+    RECEIVER: tl.constexpr, RANK: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    rm = tl.program_id(1) * BM + tl.arange(0, BM)
-    rn = tl.program_id(0) * BN + tl.arange(0, BN)
-    rk = tl.arange(0, BK)
-    row_ok, column_ok = rm < rows, rn < m
-    slot = rm % block
-    shifted_ok = row_ok & (slot > 1)
-    own = readout + rm[:, None].to(tl.int64) * rank + rk[None, :]
-    before = own - rank
-    w_receiver = weights + rn[:, None].to(tl.int64) * rank + rk[None, :]
-    stride = m.to(tl.int64) * rank
-    receiver = tl.zeros((BM, BN), tl.float32)
-    predecessor = tl.zeros((BM, BN), tl.float32)
-    message = tl.zeros((BM, BN), tl.float32)
-    own_squares = tl.zeros((BM,), tl.float32)
-    before_squares = tl.zeros((BM,), tl.float32)
-    for start in range(0, rank, BK):
-        inside = rk[None, :] < rank - start
-        a = tl.load(own + start, mask=row_ok[:, None] & inside, other=0.0)
-        p = tl.load(before + start, mask=shifted_ok[:, None] & inside, other=0.0)
-        own_squares += tl.sum(a.to(tl.float32) * a.to(tl.float32), 1)
-        before_squares += tl.sum(p.to(tl.float32) * p.to(tl.float32), 1)
-        w_ok = column_ok[:, None] & inside
-        w = tl.load(w_receiver + start, mask=w_ok, other=0.0)
-        receiver = tl.dot(a, tl.trans(w), receiver, input_precision=PRECISION)
-        w = tl.load(w_receiver + stride + start, mask=w_ok, other=0.0)
-        predecessor = tl.dot(p, tl.trans(w), predecessor, input_precision=PRECISION)
-        w = tl.load(w_receiver + 2 * stride + start, mask=w_ok, other=0.0)
-        message = tl.dot(p, tl.trans(w), message, input_precision=PRECISION)
-    own_scale = root_rank / tl.maximum(tl.sqrt(own_squares), 1e-12)
-    before_scale = root_rank / tl.maximum(tl.sqrt(before_squares), 1e-12)
-    b = tl.load(bias + rn, mask=column_ok, other=0.0).to(tl.float32)
-    receiver = receiver * own_scale[:, None] + b[None, :]
-    anchors = tl.load(anchor_ids + rm // block, mask=row_ok & (slot == 1), other=0).to(tl.int64)
-    at_table = table + anchors[:, None] * (2 * m) + rn[None, :]
-    first = (row_ok & (slot == 1))[:, None] & column_ok[None, :]
-    message = message * before_scale[:, None] + tl.load(at_table, mask=first, other=0.0).to(tl.float32)
-    predecessor = predecessor * before_scale[:, None] + tl.load(at_table + m, mask=first, other=0.0).to(tl.float32)
-    gated = tl.where((slot > 0)[:, None], tl.sigmoid(receiver + predecessor) * message, 0.0)
-    at = rm[:, None].to(tl.int64) * m + rn[None, :]
-    ok = row_ok[:, None] & column_ok[None, :]
-    tl.store(z + at, gated.to(z.dtype.element_ty), mask=ok)
+    row = tl.program_id(0)
+    slot = row % block
+    at = tl.arange(0, RANK)
+    inside = at < rank
+    own = tl.load(readout + row.to(tl.int64) * rank + at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(readout + tl.maximum(row - 1, 0).to(tl.int64) * rank + at, mask=inside, other=0.0).to(tl.float32)
+    own_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(own * own, 0)), 1e-12)
+    before_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(before * before, 0)), 1e-12)
+    rm = tl.arange(0, M)
+    ok = rm < m
+    own_row = projected + row.to(tl.int64) * 3 * m + rm
+    before_row = projected + tl.maximum(row - 1, 0).to(tl.int64) * 3 * m + rm
+    receiver = tl.load(own_row, mask=ok, other=0.0).to(tl.float32) * own_scale
+    receiver += tl.load(bias + rm, mask=ok, other=0.0).to(tl.float32)
+    known = table + tl.load(anchor_ids + row // block).to(tl.int64) * (2 * m) + rm
+    first = slot == 1
+    predicted_gate = tl.load(before_row + m, mask=ok, other=0.0).to(tl.float32) * before_scale
+    predicted = tl.load(before_row + 2 * m, mask=ok, other=0.0).to(tl.float32) * before_scale
+    predecessor = tl.where(first, tl.load(known + m, mask=ok, other=0.0).to(tl.float32), predicted_gate)
+    message = tl.where(first, tl.load(known, mask=ok, other=0.0).to(tl.float32), predicted)
+    gated = tl.where(slot > 0, tl.sigmoid(receiver + predecessor) * message, 0.0)
+    out = row.to(tl.int64) * m + rm
+    tl.store(z + out, gated.to(z.dtype.element_ty), mask=ok)
     if RECEIVER:
-        tl.store(receiver_out + at, receiver, mask=ok)
+        tl.store(receiver_out + out, receiver, mask=ok)
 
 
 def gated_messages(
     readout: Tensor,
-    weights: Tensor,
+    projected: Tensor,
     bias: Tensor,
     token_table: Tensor,
     anchor_ids: Tensor,
@@ -76,7 +57,7 @@ def gated_messages(
 
     Args:
         readout: [N*B, r] R_l h, not normalised.
-        weights: [3m, r], G_r above G_p above M.
+        projected: [N*B, 3m], readout times [G_r ; G_p ; M] transposed.
         bias: [m].
         token_table: [V, 2m], [M p_v ; G_p p_v]; anchor_ids: int64 [N], the predecessors of slot 1.
         z: [N*B, m], written.
@@ -87,13 +68,8 @@ def gated_messages(
     """
     rows, rank = readout.shape
     m = z.shape[1]
-    wide = readout.dtype == torch.float32
-    bm = 16 if rows <= 16 else 32
-    bn, bk = (16, 32) if wide else (16, 128)
-    grid = (triton.cdiv(m, bn), triton.cdiv(rows, bm))
-    _messages[grid](
-        readout, weights, bias, token_table, anchor_ids, z, receiver_gate, rows, rank, m, block, float(rank) ** 0.5,
-        RECEIVER=receiver_gate is not None, BM=bm, BN=bn, BK=bk, PRECISION="ieee" if wide else "tf32",
-        num_warps=4, num_stages=2 if wide else 3,
+    _messages[(rows,)](
+        readout, projected, bias, token_table, anchor_ids, z, receiver_gate, rank, m, block, float(rank) ** 0.5,
+        RECEIVER=receiver_gate is not None, RANK=triton.next_power_of_2(rank), M=triton.next_power_of_2(m), num_warps=4,
     )  # fmt: skip
     return z

@@ -1,9 +1,10 @@
-"""Row-wise steps between the matrix products: norm, SwiGLU, and the injection's write with the following norm."""
+"""Row-wise steps between the matrix products: embedding, norm, SwiGLU, and the injection's write with the following norm."""
 
-from dspine_kernels.rows.kernel import rms_norm, silu_mul, write_and_norm
+from dspine_kernels.rows.kernel import embed_block, rms_norm, silu_mul, write_and_norm
 from dspine_kernels.rows.reference import rms_norm_reference, silu_mul_reference, write_and_norm_reference
 
 __all__ = [
+    "embed_block",
     "rms_norm",
     "rms_norm_reference",
     "silu_mul",

@@ -85,3 +85,30 @@ def write_and_norm(
     _write_and_norm[(rows,)](
         hidden, update, weight, injected, normed, squares, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512))
     )  # fmt: skip
+
+
+@triton.jit
+def _embed_block(anchor_ids, table, weight, x, normed, mask_id, columns, block, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    ok = at < columns
+    anchor = tl.load(anchor_ids + row // block)
+    token = tl.where(row % block == 0, anchor, mask_id).to(tl.int64)
+    values = tl.load(table + token * columns + at, mask=ok, other=0.0)
+    to = row.to(tl.int64) * columns + at
+    tl.store(x + to, values, mask=ok)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
+    gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
+    tl.store(normed + to, (wide * scale * gain).to(normed.dtype.element_ty), mask=ok)
+
+
+def embed_block(
+    anchor_ids: Tensor, table: Tensor, mask_id: int, weight: Tensor, eps: float, block: int, x: Tensor, normed: Tensor
+) -> None:
+    """Embeddings of [anchor, MASK x (B-1)] and their first RMSNorm. anchor_ids int64 [N], table [V, d] -> x, normed [N*B, d]"""
+    rows, columns = x.shape
+    width = triton.next_power_of_2(columns)
+    _embed_block[(rows,)](
+        anchor_ids, table, weight, x, normed, mask_id, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512))
+    )  # fmt: skip

@@ -1,6 +1,8 @@
-"""Two passes of bitonic selection over 64-bit keys: order-preserving logit bits above, inverted id below, so ties need no care.
+"""Exact selection in two launches: the largest key of every block of logits, then the K best blocks opened and searched.
 
-torch.topk over a vocabulary of 152 k is a known bottleneck of block drafters: it sorts where only 16 of each row are wanted.
+Keys are 64 bits, order-preserving logit bits above and inverted id below, so all keys differ and ties need no care. The K largest
+elements lie in the K blocks with the largest maxima: an element of any other block has K larger ones before it. torch.topk over a
+vocabulary of 152 k is a known bottleneck of block drafters.
 """
 
 from __future__ import annotations
@@ -10,47 +12,65 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 2048
+BLOCK = 128
+BLOCKS_PER_PROGRAM = 16
 MAX_CANDIDATES = 64
 _LOWEST = -(1 << 63)
 
 
 def workspace_keys(rows: int, vocabulary: int, count: int) -> int:
-    """Number of int64 keys the first pass leaves for the second."""
-    return rows * triton.cdiv(vocabulary, CHUNK) * max(2, triton.next_power_of_2(count))
+    """Number of int64 keys the first launch leaves for the second."""
+    del count
+    return rows * triton.cdiv(vocabulary, BLOCK)
 
 
 @triton.jit
 def _keys(values, ids):
-    bits = values.to(tl.float32).to(tl.int32, bitcast=True)
+    wide = values.to(tl.float32)
+    bits = tl.where(wide == 0.0, 0.0, wide).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     return (ordered << 32) | (0xFFFFFFFF - ids.to(tl.int64))
 
 
 @triton.jit
-def _select_chunks(
-    logits, keys, vocabulary, chunks, block, CHUNK: tl.constexpr, K2: tl.constexpr, LOWEST: tl.constexpr
-):
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slots = block - 1
-    source = tl.where(block > 0, row // tl.maximum(slots, 1) * block + row % tl.maximum(slots, 1) + 1, row)
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = ids < vocabulary
-    values = tl.load(logits + source * vocabulary + ids, mask=inside, other=0.0)
-    packed = tl.where(inside, _keys(values, ids), LOWEST)
-    best = tl.topk(packed, K2)
-    tl.store(keys + (row * chunks + chunk) * K2 + tl.arange(0, K2), best)
+def _source_row(row, block):
+    """The row of logits: all rows, or every row but the first of each block of slots."""
+    slots = tl.maximum(block - 1, 1)
+    return tl.where(block > 0, row // slots * block + row % slots + 1, row)
 
 
 @triton.jit
-def _select_rows(keys, ids_out, total, count, WIDTH: tl.constexpr, K2: tl.constexpr, LOWEST: tl.constexpr):
+def _block_maxima(
+    logits, keys, vocabulary, blocks, block,
+    BLOCK: tl.constexpr, PER: tl.constexpr, LOWEST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * PER + tl.arange(0, PER)
+    ids = index[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = ids < vocabulary
+    values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
+    best = tl.max(tl.where(inside, _keys(values, ids), LOWEST), 1)
+    tl.store(keys + row * blocks + index, best, mask=index < blocks)
+
+
+@triton.jit
+def _select(
+    logits, keys, ids_out, vocabulary, blocks, count, block,
+    WIDTH: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, LOWEST: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
-    packed = tl.load(keys + row * total + at, mask=at < total, other=LOWEST)
-    best = tl.topk(packed, K2)
-    ids = 0xFFFFFFFF - (best & 0xFFFFFFFF)
+    packed = tl.load(keys + row * blocks + at, mask=at < blocks, other=LOWEST)
+    opened = tl.topk(packed, K2)
+    # A vocabulary smaller than K2 blocks leaves empty places; they open nothing.
+    first = (0xFFFFFFFF - (opened & 0xFFFFFFFF)) // BLOCK * BLOCK
+    ids = first[:, None] + tl.arange(0, BLOCK)[None, :]
+    inside = (opened != LOWEST)[:, None] & (ids < vocabulary)
+    values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
+    packed = tl.where(inside, _keys(values, ids), LOWEST)
+    best = tl.topk(tl.reshape(packed, (K2 * BLOCK,)), K2)
     slot = tl.arange(0, K2)
-    tl.store(ids_out + row * count + slot, ids, mask=slot < count)
+    tl.store(ids_out + row * count + slot, 0xFFFFFFFF - (best & 0xFFFFFFFF), mask=slot < count)
 
 
 def top_candidates(logits: Tensor, ids: Tensor, keys: Tensor, block: int = 0) -> Tensor:
@@ -68,13 +88,15 @@ def top_candidates(logits: Tensor, ids: Tensor, keys: Tensor, block: int = 0) ->
     vocabulary = logits.shape[1]
     rows, count = ids.shape
     padded = max(2, triton.next_power_of_2(count))
-    chunks = triton.cdiv(vocabulary, CHUNK)
-    total = chunks * padded
-    _select_chunks[(rows, chunks)](
-        logits, keys, vocabulary, chunks, block, CHUNK=CHUNK, K2=padded, LOWEST=_LOWEST, num_warps=4
-    )
-    width = triton.next_power_of_2(total)
-    _select_rows[(rows,)](keys, ids, total, count, WIDTH=width, K2=padded, LOWEST=_LOWEST, num_warps=4)
+    blocks = triton.cdiv(vocabulary, BLOCK)
+    _block_maxima[(rows, triton.cdiv(blocks, BLOCKS_PER_PROGRAM))](
+        logits, keys, vocabulary, blocks, block, BLOCK=BLOCK, PER=BLOCKS_PER_PROGRAM, LOWEST=_LOWEST, num_warps=4
+    )  # fmt: skip
+    width = max(padded, triton.next_power_of_2(blocks))
+    _select[(rows,)](
+        logits, keys, ids, vocabulary, blocks, count, block,
+        WIDTH=width, K2=padded, BLOCK=BLOCK, LOWEST=_LOWEST, num_warps=8,
+    )  # fmt: skip
     return ids
 
 

@@ -16,6 +16,7 @@ from dspine_kernels.attention import (
 from dspine_kernels.attention.block import partial_sizes
 from dspine_kernels.injection import gated_messages, gated_messages_reference
 from dspine_kernels.rows import (
+    embed_block,
     rms_norm,
     rms_norm_reference,
     silu_mul,
@@ -69,6 +70,17 @@ def test_rms_norm_and_silu(rows: int, columns: int, device: torch.device, dtypes
         close(activated, silu_mul_reference(x), dtype)
 
 
+def test_embed_block(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    for dtype in dtypes:
+        table, gain = randn(30, 72, device=device, dtype=dtype), randn(72, device=device, dtype=dtype)
+        x, normed = (poisoned(12, 72, device=device, dtype=dtype) for _ in range(2))
+        anchors = torch.tensor([5, 0, 29], device=device)
+        embed_block(anchors, table, 7, gain, 1e-6, 4, x, normed)
+        ids = torch.tensor([[a, 7, 7, 7] for a in (5, 0, 29)], device=device).flatten()
+        assert torch.equal(x, table[ids])
+        close(normed, rms_norm_reference(table[ids], gain, 1e-6), dtype)
+
+
 def test_write_and_norm(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
     for dtype in dtypes:
         hidden, update = (randn(15, 72, device=device, dtype=dtype, scale=3.0) for _ in range(2))
@@ -83,7 +95,7 @@ def test_write_and_norm(device: torch.device, dtypes: tuple[torch.dtype, ...]) -
         assert torch.equal(injected[::5], hidden[::5])
 
 
-@pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33)])
+@pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33), (70, 40)])
 def test_top_candidates(vocabulary: int, count: int, device: torch.device) -> None:
     logits = torch.randn(3, vocabulary, device=device)
     logits[1] = logits[1].round()  # ties everywhere, across the boundary too
@@ -103,8 +115,9 @@ def test_gated_messages(block: int, rank: int, m: int, device: torch.device, dty
         table = randn(vocabulary, 2 * m, device=device, dtype=dtype)
         anchors = torch.randint(0, vocabulary, (batch,), device=device)
         z, receiver = poisoned(batch * block, m, device=device, dtype=dtype), poisoned(batch * block, m, device=device)
-        gated_messages(readout, weights, bias, table, anchors, z, block, receiver)
-        want, want_receiver = gated_messages_reference(readout, weights, bias, table[anchors], block)
+        projected = (readout.float() @ weights.float().T).to(dtype)
+        gated_messages(readout, projected, bias, table, anchors, z, block, receiver)
+        want, want_receiver = gated_messages_reference(readout, projected, bias, table[anchors], block)
         close(z, want, dtype)
         close(receiver, want_receiver, dtype)
 
@@ -175,7 +188,9 @@ def test_transition_scores(
         scores = poisoned(batch, block - 1, count, count, device=device)
         partial = poisoned(partial_size(batch * (block - 1), hidden, count), device=device)
         sums = pre.float().pow(2).sum(-1)
-        transition_scores(pre, sums, receiver, anchors, candidates, *weights, 1e-6, scores, partial, block)
+        pairs = batch * (block - 1) * count
+        scratch = [poisoned(pairs, width, device=device, dtype=dtype) for width in (m, hidden)]
+        transition_scores(pre, sums, receiver, anchors, candidates, *weights, 1e-6, scores, *scratch, partial, block)
         close(scores, transition_scores_reference(pre, receiver, anchors, candidates, *weights, 1e-6), dtype)
 
 

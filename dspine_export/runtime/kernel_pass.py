@@ -25,9 +25,9 @@ from torch import Tensor
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 
-# Attention programs per launch: several a multiprocessor, so that one waits for memory while another computes.
-TARGET_PROGRAMS = 528
-MIN_STRETCH = 64
+# Attention programs per launch (two a multiprocessor) and the fewest keys a program is worth; measured by tools/bench_draft.py.
+TARGET_PROGRAMS = 264
+MIN_STRETCH = 192
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DraftPass:
         config, capacity = self.config, self.cache.keys.shape[3]
         programs = max(1, TARGET_PROGRAMS // (self.batch * config.num_kv_heads))
         stretch = max(MIN_STRETCH, -(-capacity // programs))
-        self.stretch = -(-stretch // MIN_STRETCH) * MIN_STRETCH
+        self.stretch = -(-stretch // 64) * 64
         self.splits = -(-capacity // self.stretch) + 1
         sizes = partial_sizes(
             self.batch, config.num_kv_heads, config.num_heads, config.head_dim, self.block, self.splits

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from dspine_export.capture.entries import EntryContract, TensorSpec
 from dspine_export.capture.trace import TracedEntry, trace_entries
-from dspine_export.checkpoint.config import SLIDING_ATTENTION, DrafterConfig
+from dspine_export.checkpoint.config import FULL_ATTENTION, SLIDING_ATTENTION, DrafterConfig
 from dspine_export.model.drafter import Drafter
 from dspine_export.passes.fold_tables import TOKEN_TABLE
 from dspine_export.passes.program import Program
-from tests.golden_cases import assert_close, random_context, random_drafter, small_config
+from tests.golden_cases import assert_close, drafter_path, random_context, random_drafter, small_config, write_target
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"block_size": 6},
@@ -23,6 +26,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one_candidate": {"top_k": 1},
     "grouped_queries": {"num_heads": 4, "num_kv_heads": 2},
     "sliding_window": {"block_size": 6, "layer_types": (SLIDING_ATTENTION,) * 2, "sliding_window": 4},
+    # Every special case of the shapes at once, for tests that cannot afford one export for each.
+    "smallest": {
+        "block_size": 2, "top_k": 1,
+        "layer_types": (SLIDING_ATTENTION, FULL_ATTENTION), "sliding_window": 3,
+    },
     "dflash_causal": {"transfer": None},
     "dflash_bidirectional": {"transfer": None, "is_causal": False},
 }
@@ -121,3 +129,32 @@ def synthetic(function: Callable[..., Any], *examples: Tensor, dtype: torch.dtyp
     outputs = tuple(spec(f"out{i}", node.meta["val"]) for i, node in enumerate(results))  # type: ignore[union-attr, arg-type]
     entry = TracedEntry(exported, EntryContract("synthetic", inputs, outputs), variant("plain"), dtype)
     return Program(graph, {}, entry)
+
+
+def write_variant(name: str, folder: Path) -> tuple[Path, Path]:
+    """A variant's random weights as a checkpoint and a target on disk, float32."""
+    config, drafter = variant(name), drafter_of(name)
+    raw = json.loads((drafter_path("b4_mha_k1") / "config.json").read_text())
+    raw |= {
+        "architectures": ["DSpineDraftModel" if config.transfer else "DFlashDraftModel"],
+        "is_causal": config.is_causal,
+        "block_size": config.block_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "layer_types": list(config.layer_types),
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window is not None,
+    }
+    tensors = {key: value.contiguous() for key, value in drafter.model.state_dict().items()}
+    if config.transfer is None:
+        del raw["dspine_config"]
+    else:
+        raw["dspine_config"] |= {"top_k": config.transfer.top_k}
+        tensors["transfer_ready"] = torch.tensor(True)
+    (folder / "drafter").mkdir(parents=True)
+    (folder / "drafter" / "config.json").write_text(json.dumps(raw))
+    save_file(tensors, folder / "drafter" / "model.safetensors")
+    matrices = {"model.embed_tokens.weight": drafter.embed_tokens, "lm_head.weight": drafter.lm_head}
+    write_target("b4_mha_k1", folder / "target")
+    save_file(matrices, folder / "target" / "model.safetensors")
+    return folder / "drafter", folder / "target"

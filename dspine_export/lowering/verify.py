@@ -17,7 +17,6 @@ from dspine_export.checkpoint.load import Checkpoint
 from dspine_export.checkpoint.target import TargetInfo
 from dspine_export.errors import VerificationError
 from dspine_export.lowering.onnx_session import OnnxSession
-from dspine_export.lowering.portable import TWIN_FILE
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import LoadedCheckpoint
 from dspine_export.model.output import DraftOutput
@@ -25,6 +24,8 @@ from dspine_export.model.state import DraftState
 from dspine_export.model.transition import unary_logits
 from dspine_export.tolerance import NEAR_TIE, TOLERANCES
 
+CONTEXT_GRAPHS = ("context.onnx", "context.fused.onnx")
+DRAFT_GRAPHS = ("draft.onnx", "draft.fused.onnx")
 # (batch, context rows); lengths inside a batch are ragged and include 0 and the full capacity.
 CASES = ((1, 1), (1, 33), (2, 7), (3, 64), (5, 24))
 
@@ -61,7 +62,7 @@ def verify_onnx(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> VerificationReport:
-    """Runs ``context.onnx``, ``draft.onnx`` and ``draft.fused.onnx`` of a portable folder in ONNX Runtime against torch, float32.
+    """Runs both graphs and both twins of a portable folder in ONNX Runtime against torch, float32.
 
     Raises:
         BuildError: ONNX Runtime cannot load a graph. A difference does not raise: see `require_passed`.
@@ -70,17 +71,17 @@ def verify_onnx(
     report = VerificationReport()
     generator = torch.Generator().manual_seed(seed)
     states = [_random_state(drafter, batch, rows, generator) for batch, rows in cases]
-    context = OnnxSession(portable_dir / "context.onnx")
-    for hidden, _ in states:
-        if report.first_difference is None:
-            _compare_context(context, drafter, hidden, generator, report)
-    for name in ("draft.onnx", TWIN_FILE):
+    for name in (*CONTEXT_GRAPHS, *DRAFT_GRAPHS):
         if progress is not None:
             progress(f"comparing {name} with torch")
         session = OnnxSession(portable_dir / name)
         for hidden, state in states:
-            if report.first_difference is None:
+            if name in CONTEXT_GRAPHS:
+                _compare_context(session, drafter, hidden, generator, report)
+            else:
                 _compare_draft(session, drafter, hidden.shape[0], state, generator, report)
+            if report.first_difference is not None:
+                return report
     return report
 
 

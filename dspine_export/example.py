@@ -127,7 +127,9 @@ def _write_directory(source: Path, folder: Path) -> None:
         ) from error
     reader = gguf.GGUFReader(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    save_file(read_weights(reader, fields), folder / "model.safetensors", metadata={"format": "pt", "name": TARGET_NAME})
+    save_file(
+        read_weights(reader, fields), folder / "model.safetensors", metadata={"format": "pt", "name": TARGET_NAME}
+    )
     _write_json(folder / "config.json", _model_config(fields))
     eos, bos = fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.bos_token_id"]
     _write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos})
@@ -156,7 +158,11 @@ def read_weights(reader: Any, fields: dict[str, Any]) -> dict[str, torch.Tensor]
             _, index, part = stem.split(".")
             if part in heads:
                 rows, columns = values.shape
-                values = values.reshape(heads[part], rows // heads[part] // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+                values = (
+                    values.reshape(heads[part], rows // heads[part] // 2, 2, columns)
+                    .swapaxes(1, 2)
+                    .reshape(rows, columns)
+                )
             name = f"model.layers.{index}.{_LAYER_TENSORS[part]}.weight"
         else:
             name = {"token_embd": "model.embed_tokens.weight", "output_norm": "model.norm.weight"}[stem]
@@ -178,7 +184,9 @@ def _model_config(fields: dict[str, Any]) -> dict[str, Any]:
         "head_dim": hidden // heads,
         "hidden_act": "silu",
         "max_position_embeddings": fields["llama.context_length"],
-        "rms_norm_eps": float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"),  # stored as float32: 9.99999975e-06
+        "rms_norm_eps": float(
+            f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"
+        ),  # stored as float32: 9.99999975e-06
         "rope_theta": fields["llama.rope.freq_base"],
         "attention_bias": False,
         "mlp_bias": False,
@@ -200,11 +208,16 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     control = 3  # GGUF token type of a special token
-    special = [AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == control]
+    special = [
+        AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == control
+    ]
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
     eos = tokens[fields["tokenizer.ggml.eos_token_id"]]

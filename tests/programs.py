@@ -22,14 +22,15 @@ from tests.golden_cases import assert_close, drafter_path, random_context, rando
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"block_size": 6},
-    "shortest_block": {"block_size": 2},
     "one_candidate": {"top_k": 1},
     "grouped_queries": {"num_heads": 4, "num_kv_heads": 2},
     "sliding_window": {"block_size": 6, "layer_types": (SLIDING_ATTENTION,) * 2, "sliding_window": 4},
-    # Every special case of the shapes at once, for tests that cannot afford one export for each.
+    # Every special case of the shapes at once: no slot has a predicted predecessor, no candidate an alternative.
     "smallest": {
-        "block_size": 2, "top_k": 1,
-        "layer_types": (SLIDING_ATTENTION, FULL_ATTENTION), "sliding_window": 3,
+        "block_size": 2,
+        "top_k": 1,
+        "layer_types": (SLIDING_ATTENTION, FULL_ATTENTION),
+        "sliding_window": 3,
     },
     "dflash_causal": {"transfer": None},
     "dflash_bidirectional": {"transfer": None, "is_causal": False},

@@ -18,6 +18,7 @@ from dspine_export.model.drafter_model import DrafterModel
 from dspine_export.model.transition import select_candidates, unary_logits
 
 BATCH, CONTEXT, TOKENS = "batch", "context", "tokens"
+ENTRIES = ("context", "draft")
 
 
 @dataclass(frozen=True)

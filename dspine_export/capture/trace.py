@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dspine_export.capture.entries import (
     BATCH,
     CONTEXT,
+    ENTRIES,
     TOKENS,
     ContextEntry,
     DraftEntry,
@@ -43,11 +44,13 @@ class TracedEntry:
     dtype: torch.dtype
 
 
-def trace_entries(config: DrafterConfig, dtype: torch.dtype) -> dict[str, TracedEntry]:
-    """Both entry points, by name ("context", "draft"). dtype: float32 or bfloat16."""
+def trace_entries(
+    config: DrafterConfig, dtype: torch.dtype, entries: tuple[str, ...] = ENTRIES
+) -> dict[str, TracedEntry]:
+    """Entry points by name. dtype: float32 or bfloat16."""
     draft_module = DraftEntry if config.transfer is not None else UnaryDraftEntry
     pairs = ((context_contract(config), ContextEntry), (draft_contract(config), draft_module))
-    return {contract.name: _trace(contract, module, config, dtype) for contract, module in pairs}
+    return {c.name: _trace(c, module, config, dtype) for c, module in pairs if c.name in entries}
 
 
 def _trace(contract: EntryContract, entry: type, config: DrafterConfig, dtype: torch.dtype) -> TracedEntry:

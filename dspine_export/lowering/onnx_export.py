@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from dspine_export.capture.entries import EntryContract
+from dspine_export.capture.entries import ENTRIES, EntryContract
 from dspine_export.capture.trace import trace_entries
 from dspine_export.checkpoint.load import Checkpoint
 from dspine_export.checkpoint.target import TargetInfo
@@ -35,14 +35,16 @@ def export_onnx(
     *,
     dtype: str,
     form: Form,
+    entries: tuple[str, ...] = ENTRIES,
     extra_weights: Iterable[str] = (),
 ) -> list[Path]:
-    """Writes ``context.onnx``, ``draft.onnx`` and ``weights.safetensors`` into `out_dir`.
+    """Writes an ONNX file per entry point and ``weights.safetensors`` into `out_dir`.
 
     Args:
         target: needed only where transfer codes must be recomputed from its head.
         dtype: compute type, "float32" or "bfloat16".
         form: "fused" (our operators as nodes, with function bodies) or "portable" (standard operators only).
+        entries: which entry points to write.
         extra_weights: tensors to store besides those the graphs read.
 
     Returns:
@@ -53,8 +55,10 @@ def export_onnx(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     compute = DTYPES[dtype]
-    programs = {name: apply_passes(traced, form) for name, traced in trace_entries(checkpoint.config, compute).items()}
-    if form == "fused":
+    programs = {
+        name: apply_passes(traced, form) for name, traced in trace_entries(checkpoint.config, compute, entries).items()
+    }
+    if form == "fused" and "draft" in programs:
         check_fused(programs["draft"])
     names = {weight for program in programs.values() for weight in program.weights.values()}.union(extra_weights)
     placed = write_weights(checkpoint, target, names, out_dir / WEIGHTS_FILE, compute)

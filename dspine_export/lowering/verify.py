@@ -16,7 +16,9 @@ from torch import Tensor
 from dspine_export.checkpoint.load import Checkpoint
 from dspine_export.checkpoint.target import TargetInfo
 from dspine_export.errors import VerificationError
+from dspine_export.lowering.codes import pair_codes
 from dspine_export.lowering.onnx_session import OnnxSession
+from dspine_export.lowering.portable import TWIN_FILE
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import LoadedCheckpoint
 from dspine_export.model.output import DraftOutput
@@ -24,8 +26,8 @@ from dspine_export.model.state import DraftState
 from dspine_export.model.transition import unary_logits
 from dspine_export.tolerance import NEAR_TIE, TOLERANCES
 
-CONTEXT_GRAPHS = ("context.onnx", "context.fused.onnx")
-DRAFT_GRAPHS = ("draft.onnx", "draft.fused.onnx")
+CONTEXT_GRAPH = "context.onnx"
+DRAFT_GRAPHS = ("draft.onnx", TWIN_FILE)
 # (batch, context rows); lengths inside a batch are ragged and include 0 and the full capacity.
 CASES = ((1, 1), (1, 33), (2, 7), (3, 64), (5, 24))
 
@@ -62,7 +64,7 @@ def verify_onnx(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> VerificationReport:
-    """Runs both graphs and both twins of a portable folder in ONNX Runtime against torch, float32.
+    """Runs both graphs of a portable folder and the fused draft graph's twin in ONNX Runtime against torch, float32.
 
     Raises:
         BuildError: ONNX Runtime cannot load a graph. A difference does not raise: see `require_passed`.
@@ -70,16 +72,16 @@ def verify_onnx(
     drafter = _reference(checkpoint, target)
     report = VerificationReport()
     generator = torch.Generator().manual_seed(seed)
-    states = [_random_state(drafter, batch, rows, generator) for batch, rows in cases]
-    for name in (*CONTEXT_GRAPHS, *DRAFT_GRAPHS):
+    prepared = [_prepare(drafter, batch, rows, generator) for batch, rows in cases]
+    for name in (CONTEXT_GRAPH, *DRAFT_GRAPHS):
         if progress is not None:
             progress(f"comparing {name} with torch")
         session = OnnxSession(portable_dir / name)
-        for hidden, state in states:
-            if name in CONTEXT_GRAPHS:
-                _compare_context(session, drafter, hidden, generator, report)
+        for case in prepared:
+            if name == CONTEXT_GRAPH:
+                _compare_context(session, case, report)
             else:
-                _compare_draft(session, drafter, hidden.shape[0], state, generator, report)
+                _compare_draft(session, case, report)
             if report.first_difference is not None:
                 return report
     return report
@@ -100,60 +102,77 @@ def _reference(checkpoint: Checkpoint, target: TargetInfo) -> Drafter:
     embed = target.read_embed_tokens().float()
     head = embed if target.tie_word_embeddings else target.read_lm_head().float()
     rows = checkpoint.config.vocab_size
-    return LoadedCheckpoint(checkpoint).bind(embed_tokens=embed[:rows], lm_head=head[:rows], check_codes=False)
+    codes = pair_codes(checkpoint, target)
+    bound = LoadedCheckpoint(checkpoint)
+    return bound.bind(embed_tokens=embed[:rows], lm_head=head[:rows], check_codes=False, codes=codes)
 
 
-def _random_state(drafter: Drafter, batch: int, rows: int, generator: torch.Generator) -> tuple[Tensor, DraftState]:
+@dataclass(frozen=True)
+class _Case:
+    """One random state with the torch model's answers: context rows from `start` on, and a draft with its unary logits."""
+
+    context_feeds: dict[str, Tensor]
+    context: dict[str, Tensor]
+    draft_feeds: dict[str, Tensor]
+    draft: DraftOutput
+    logits: Tensor
+    draws: tuple[Tensor, Tensor] | None
+
+
+def _prepare(drafter: Drafter, batch: int, rows: int, generator: torch.Generator) -> _Case:
     config = drafter.config
-    hidden = torch.randn(batch, rows, len(config.target_layer_ids) * config.hidden_size, generator=generator)
+    hidden = torch.randn(batch, rows, config.num_taps * config.hidden_size, generator=generator)
+    start = torch.randint(0, config.max_position_embeddings, (batch,), generator=generator)
+    positions = start[:, None] + torch.arange(rows)
+    with torch.no_grad():
+        context = dict(
+            zip(("new_keys", "new_values"), drafter.model.context_keys_values(hidden, positions), strict=True)
+        )
     lengths = torch.randint(0, rows + 1, (batch,), generator=generator)
     lengths[0] = rows
     if batch > 1:
         lengths[1] = 0
     state = drafter.new_state(batch, rows)
     drafter.append_context(state, hidden, lengths)
-    return hidden, state
+    feeds, draws = _draft_feeds(drafter, state, generator)
+    temperature, uniforms = draws or (None, None)
+    anchors = feeds["anchor_ids"]
+    draft = drafter.draft_from(state, anchors, temperature, uniforms=uniforms, return_intermediates=True)
+    assert draft.hidden_states is not None
+    logits = unary_logits(draft.hidden_states[:, 1:], drafter.lm_head)
+    return _Case({"target_hidden": hidden, "start_positions": start}, context, feeds, draft, logits, draws)
 
 
-def _compare_context(
-    session: OnnxSession, drafter: Drafter, hidden: Tensor, generator: torch.Generator, report: VerificationReport
-) -> None:
-    start = torch.randint(0, drafter.config.max_position_embeddings, hidden.shape[:1], generator=generator)
-    positions = start[:, None] + torch.arange(hidden.shape[1])
-    want = dict(zip(("new_keys", "new_values"), drafter.model.context_keys_values(hidden, positions), strict=True))
-    got = session.run({"target_hidden": hidden, "start_positions": start})
-    for name, tensor in want.items():
-        _compare_floats(session.path.name, name, got[name], tensor, report)
-    report.graphs[session.path.name] = report.graphs.get(session.path.name, 0) + 1
-
-
-def _compare_draft(
-    session: OnnxSession,
-    drafter: Drafter,
-    batch: int,
-    state: DraftState,
-    generator: torch.Generator,
-    report: VerificationReport,
-) -> None:
-    config = drafter.config
-    anchors = torch.randint(0, config.vocab_size, (batch,), generator=generator)
+def _draft_feeds(
+    drafter: Drafter, state: DraftState, generator: torch.Generator
+) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor] | None]:
+    config, batch = drafter.config, state.batch
     feeds = {
-        "anchor_ids": anchors,
+        "anchor_ids": torch.randint(0, config.vocab_size, (batch,), generator=generator),
         "context_lengths": state.lengths,
         "keys": state.keys,
         "values": state.values,
         "embed_tokens": drafter.embed_tokens,
         "lm_head": drafter.lm_head,
     }
-    draws = None
-    if config.transfer is not None:  # greedy and sampled rows in one batch
-        draws = torch.arange(batch).remainder(2).float(), torch.rand(batch, config.block_size - 1, generator=generator)
-        feeds |= {"temperature": draws[0], "uniforms": draws[1]}
-    temperature, uniforms = draws or (None, None)
-    want = drafter.draft_from(state, anchors, temperature, uniforms=uniforms, return_intermediates=True)
-    got = session.run(feeds)
-    name = session.path.name
-    if not _same_choices(name, got, want, drafter, draws, report):
+    if config.transfer is None:
+        return feeds, None
+    # greedy and sampled rows in one batch
+    temperature = torch.arange(batch).remainder(2).float()
+    uniforms = torch.rand(batch, config.block_size - 1, generator=generator)
+    return feeds | {"temperature": temperature, "uniforms": uniforms}, (temperature, uniforms)
+
+
+def _compare_context(session: OnnxSession, case: _Case, report: VerificationReport) -> None:
+    got = session.run(case.context_feeds)
+    for name, tensor in case.context.items():
+        _compare_floats(session.path.name, name, got[name], tensor, report)
+    report.graphs[session.path.name] = report.graphs.get(session.path.name, 0) + 1
+
+
+def _compare_draft(session: OnnxSession, case: _Case, report: VerificationReport) -> None:
+    got, want, name = session.run(case.draft_feeds), case.draft, session.path.name
+    if not _same_choices(name, got, case, report):
         return
     if want.transition_scores is not None and want.q is not None:
         _compare_floats(name, "transition_scores", got["transition_scores"], want.transition_scores, report)
@@ -161,18 +180,10 @@ def _compare_draft(
     report.graphs[name] = report.graphs.get(name, 0) + 1
 
 
-def _same_choices(
-    name: str,
-    got: dict[str, Tensor],
-    want: DraftOutput,
-    drafter: Drafter,
-    draws: tuple[Tensor, Tensor] | None,
-    report: VerificationReport,
-) -> bool:
+def _same_choices(name: str, got: dict[str, Tensor], case: _Case, report: VerificationReport) -> bool:
     """Whether candidates and tokens are equal; differences inside a near-tie are counted and end the comparison of the case."""
-    assert want.hidden_states is not None
+    want, logits = case.draft, case.logits
     report.tokens += want.tokens.numel()
-    logits = unary_logits(want.hidden_states[:, 1:], drafter.lm_head)
     pairs = [("unrefined_tokens", want.unrefined_tokens.unsqueeze(-1), got["unrefined_tokens"].unsqueeze(-1))]
     if want.candidate_ids is not None:
         pairs.insert(0, ("candidate_ids", want.candidate_ids, got["candidate_ids"]))
@@ -189,7 +200,8 @@ def _same_choices(
     differs = want.tokens != got["tokens"]
     if not bool(differs.any()):
         return True
-    if all(_is_near_tie(want, got["tokens"], draws, row) for row in differs.any(dim=1).nonzero().flatten().tolist()):
+    parted = differs.any(dim=1).nonzero().flatten().tolist()
+    if all(_is_near_tie(want, got["tokens"], case.draws, row) for row in parted):
         report.near_ties += int(differs.sum())
         report.graphs[name] = report.graphs.get(name, 0) + 1
         return False

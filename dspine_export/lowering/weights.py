@@ -18,7 +18,7 @@ from dspine_export.checkpoint.load import Checkpoint
 from dspine_export.checkpoint.safetensors_store import torch_dtype
 from dspine_export.checkpoint.target import TargetInfo
 from dspine_export.errors import BuildError
-from dspine_export.model.loading import resolve_codes
+from dspine_export.lowering.codes import pair_codes
 from dspine_export.passes.fold_tables import CODES, MESSAGE, PREDECESSOR_GATE, TOKEN_TABLE
 
 CHUNK_BYTES = 16 << 20
@@ -113,19 +113,9 @@ def _stored(checkpoint: Checkpoint, name: str) -> _Source:
 def _codes(checkpoint: Checkpoint, target: TargetInfo | None) -> _Source:
     if checkpoint.codes is not None:
         return _stored(checkpoint, checkpoint.codes.name)
-    codes = resolve_codes(checkpoint, _head(target), check=False)
+    codes = pair_codes(checkpoint, target)
     assert codes is not None
     return _Source(tuple(codes.shape), lambda: codes.split(CODE_ROWS))
-
-
-def _head(target: TargetInfo | None) -> Tensor:
-    if target is None:
-        raise BuildError(
-            "The checkpoint stores no transfer_codes, so they must be recomputed from the target's head",
-            where="transfer_codes",
-            fix="pass --target-model DIR",
-        )
-    return target.read_lm_head()
 
 
 def _token_table(checkpoint: Checkpoint, target: TargetInfo | None) -> _Source:

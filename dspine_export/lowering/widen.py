@@ -39,6 +39,12 @@ def widen(fused: Path, weights: Path, destination: Path) -> None:
     onnx.save(model, str(destination))
 
 
+def graph_weights(path: Path) -> list[str]:
+    """Names of the initialisers a graph takes from its weights file."""
+    model = onnx.load(str(path), load_external_data=False)
+    return [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+
+
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from model.graph.node
     for function in model.functions:

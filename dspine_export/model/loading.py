@@ -29,19 +29,24 @@ class LoadedCheckpoint:
     def config(self) -> DrafterConfig:
         return self.checkpoint.config
 
-    def bind(self, *, embed_tokens: Tensor, lm_head: Tensor, check_codes: bool = True) -> Drafter:
+    def bind(
+        self, *, embed_tokens: Tensor, lm_head: Tensor, check_codes: bool = True, codes: Tensor | None = None
+    ) -> Drafter:
         """Reads the weights into the dtype and device of the target's tensors.
 
         Args:
             embed_tokens, lm_head: the target's [V, d]; float32, bfloat16 (or float64, for reference computations).
             check_codes: compare stored transfer codes with the head (one eigendecomposition) and warn when they differ.
+            codes: transfer codes [V, r] that `resolve_codes` gave before for this pair, to save doing it again.
 
         Raises:
             CheckpointError: the tensors do not fit the drafter, or codes must be recomputed and may not be.
         """
         _check_bound(self.config, embed_tokens, lm_head)
         model = build_model(self.checkpoint)
-        model.transfer_codes = resolve_codes(self.checkpoint, lm_head, check=check_codes)
+        if codes is None:
+            codes = resolve_codes(self.checkpoint, lm_head, check=check_codes)
+        model.transfer_codes = codes
         model = model.to(device=embed_tokens.device, dtype=embed_tokens.dtype).eval().requires_grad_(False)
         return Drafter(model, embed_tokens.detach(), lm_head.detach())
 

@@ -13,6 +13,7 @@ from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
 from dspine_export.checkpoint.target import TargetInfo, read_target
 from dspine_export.lowering import VerificationReport, export_onnx, export_portable, verify_onnx
 from tests.golden_cases import drafter_path, write_target
+from tests.programs import write_variant
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The golden case with grouped queries and three layers."""
     root = tmp_path_factory.mktemp("exported")
     return export_pair(drafter_path("b8_gqa"), write_target("b8_gqa", root / "target"), root, "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def smallest(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A block of two, one candidate and a sliding window, all float32."""
+    root = tmp_path_factory.mktemp("smallest")
+    return export_pair(*write_variant("smallest", root), root, "float32")
 
 
 @pytest.fixture

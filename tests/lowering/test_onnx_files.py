@@ -14,13 +14,10 @@ import onnx
 import pytest
 import torch
 
-from dspine_export.checkpoint.load import open_checkpoint
 from dspine_export.checkpoint.safetensors_header import read_header
-from dspine_export.lowering import export_onnx
 from dspine_export.lowering.operators import translation_table
 from dspine_export.ops_schema import DOMAIN, OPS, VERSION, OpSchema
 from dspine_export.passes.fold_tables import CODES, MESSAGE, PREDECESSOR_GATE, TOKEN_TABLE
-from tests.golden_cases import drafter_path
 from tests.lowering.conftest import Exported
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -208,21 +205,19 @@ def test_float32_attention_may_be_decomposed(path: Path) -> None:
         assert marked == [path.parent.name == "portable"] * 3
 
 
-def test_exporting_again_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_exporting_again_gives_the_same_bytes(smallest: Exported, tmp_path: Path) -> None:
     """In another process, directory and hash seed."""
-    export_onnx(open_checkpoint(drafter_path("b4_mha_k1")), None, tmp_path / "one", dtype="float32", form="fused")
     script = (
         "import sys; from pathlib import Path\n"
         "from dspine_export.checkpoint.load import open_checkpoint\n"
         "from dspine_export.lowering import export_onnx\n"
         "export_onnx(open_checkpoint(Path(sys.argv[1])), None, Path(sys.argv[2]), dtype='float32', form='fused')\n"
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", script, str(drafter_path("b4_mha_k1")), str(tmp_path / "elsewhere" / "two")]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", script, str(smallest.checkpoint.path), str(tmp_path / "again")]
     subprocess.run(command, check=True, env=environment, cwd=tmp_path, capture_output=True)
     for name in ("context.onnx", "draft.onnx", "weights.safetensors"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "elsewhere" / "two" / name).read_bytes(), name
+        assert (smallest.folder / "onnx" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("schema", OPS, ids=lambda schema: schema.op_type)

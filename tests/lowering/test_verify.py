@@ -18,10 +18,10 @@ from dspine_export.lowering.verify import _is_near_tie
 from dspine_export.model.output import DraftOutput
 from tests.golden_cases import assert_close, golden_drafter, golden_io
 from tests.lowering.conftest import Exported, export_pair
-from tests.programs import variant, write_variant
+from tests.programs import write_variant
 
 Copy = Callable[[Exported], Exported]
-GRAPHS = ("context.onnx", "context.fused.onnx", "draft.onnx", "draft.fused.onnx")
+GRAPHS = ("context.onnx", "draft.onnx", "draft.fused.onnx")
 
 
 def test_passes(exported: Exported) -> None:
@@ -33,7 +33,7 @@ def test_passes(exported: Exported) -> None:
     assert report.tokens == 2 * 7 * (1 + 1 + 2 + 3 + 5)
     assert set(report.largest_error) == {"new_keys", "new_values", "transition_scores", "q"}
     assert all(error < 1e-4 for error in report.largest_error.values())
-    assert len(messages) == 4
+    assert len(messages) == 3
 
 
 def test_golden_inputs_through_onnx_runtime(exported: Exported) -> None:
@@ -190,16 +190,21 @@ def test_nothing_compared_is_not_a_pass() -> None:
         require_passed(VerificationReport())
 
 
-@pytest.mark.parametrize("name", ["smallest", "dflash_bidirectional"])
-def test_variants(name: str, tmp_path: Path) -> None:
-    """A block of two, one candidate and a sliding window; and a drafter without transition. From disk to verified graphs."""
-    drafter, target = write_variant(name, tmp_path)
-    built = export_pair(drafter, target, tmp_path, "float32")
-    assert built.checkpoint.config.layer_types == variant(name).layer_types
+def test_special_shapes(smallest: Exported) -> None:
+    report = verify_onnx(smallest.checkpoint, smallest.target, smallest.folder / "portable")
+    require_passed(report)
+    config = smallest.checkpoint.config
+    assert (config.block_size, config.attention_window(0), config.attention_window(1)) == (2, 3, None)
+    assert report.graphs == dict.fromkeys(GRAPHS, 5)
+
+
+def test_dflash(tmp_path: Path) -> None:
+    """A drafter without transition, from disk to verified graphs."""
+    built = export_pair(*write_variant("dflash_bidirectional", tmp_path), tmp_path, "float32")
     report = verify_onnx(built.checkpoint, built.target, tmp_path / "portable")
     require_passed(report)
-    assert report.graphs == dict.fromkeys(GRAPHS, 5)
-    assert ("transition_scores" in report.largest_error) == (variant(name).transfer is not None)
+    assert report.graphs == dict.fromkeys(GRAPHS, 5) and "transition_scores" not in report.largest_error
+    assert not built.checkpoint.config.is_causal
 
 
 # --- near-ties: what may differ, and what may not

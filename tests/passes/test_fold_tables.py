@@ -123,6 +123,6 @@ def test_idempotent_and_pure() -> None:
     assert fingerprint(fold_transfer_tables(once)) == fingerprint(once)
 
 
-@pytest.mark.parametrize("name", ["plain", "shortest_block", "one_candidate"])
+@pytest.mark.parametrize("name", ["plain", "smallest", "one_candidate"])
 def test_numeric(name: str) -> None:
     assert_drafts_like_eager(fold_transfer_tables(cleaned(name)), drafter_of(name), [3, 0], 5)

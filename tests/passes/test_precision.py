@@ -96,7 +96,7 @@ def test_numeric(half: Program) -> None:
 
 def test_drafter_in_bfloat16() -> None:
     """The traced model obeys the policy already, and the pass makes sure of it."""
-    program = precision_policy(drop_training_only(from_traced(traced("plain", bf16)["draft"])))
+    program = precision_policy(drop_training_only(from_traced(traced("smallest", bf16)["draft"])))
     verify(program, "precision_policy")
     for node in program.graph.nodes:
         if node.target in FLOAT32_OPS:
@@ -114,7 +114,7 @@ def test_drafter_in_float32_is_unchanged() -> None:
 def test_decomposable_attention() -> None:
     """Leave to decompose is for float32 attention alone."""
     wide, context = from_traced(traced("plain")["draft"]), from_traced(traced("plain")["context"])
-    narrow = from_traced(traced("plain", bf16)["draft"])
+    narrow = from_traced(traced("smallest", bf16)["draft"])
     marked = mark_decomposable_attention(wide)
     assert marked.decomposable_attention and not wide.decomposable_attention
     assert fingerprint(marked) == fingerprint(wide)

@@ -40,21 +40,21 @@ def test_golden_inputs_through_onnx_runtime(exported: Exported) -> None:
     """Not only states that verification makes up: the reference's own case, context entry included."""
     io, drafter = golden_io("b8_gqa"), golden_drafter("b8_gqa")
     n = len(io["anchor_ids"])
-    for suffix in ("", ".fused"):
-        context = OnnxSession(exported.folder / "portable" / f"context{suffix}.onnx")
-        start = torch.zeros(n, dtype=torch.int64)
-        cache = context.run({"target_hidden": io["target_hidden"], "start_positions": start})
-        feeds = {
-            "anchor_ids": io["anchor_ids"],
-            "context_lengths": io["context_lengths"],
-            "keys": cache["new_keys"],
-            "values": cache["new_values"],
-            "temperature": torch.zeros(n),
-            "uniforms": torch.zeros(n, 7),
-            "embed_tokens": drafter.embed_tokens,
-            "lm_head": drafter.lm_head,
-        }
-        out = OnnxSession(exported.folder / "portable" / f"draft{suffix}.onnx").run(feeds)
+    context = OnnxSession(exported.folder / "portable" / "context.onnx")
+    start = torch.zeros(n, dtype=torch.int64)
+    cache = context.run({"target_hidden": io["target_hidden"], "start_positions": start})
+    feeds = {
+        "anchor_ids": io["anchor_ids"],
+        "context_lengths": io["context_lengths"],
+        "keys": cache["new_keys"],
+        "values": cache["new_values"],
+        "temperature": torch.zeros(n),
+        "uniforms": torch.zeros(n, 7),
+        "embed_tokens": drafter.embed_tokens,
+        "lm_head": drafter.lm_head,
+    }
+    for graph in ("draft.onnx", "draft.fused.onnx"):
+        out = OnnxSession(exported.folder / "portable" / graph).run(feeds)
         assert torch.equal(out["tokens"], io["draft_tokens"])
         assert torch.equal(out["candidate_ids"], io["candidate_ids"])
         assert torch.equal(out["unrefined_tokens"], io["unrefined_tokens"])

@@ -1,4 +1,7 @@
-"""A bundle's engine in TensorRT or TensorRT-RTX. Not executed on a GPU yet: written against the Python API of TensorRT-RTX 1.7.1."""
+"""A bundle's engine in TensorRT or TensorRT-RTX.
+
+Executed on an H200 with TensorRT-RTX 1.6.1 and plugin-free graphs; a plan with our plugins, and TensorRT proper, never were.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """One deserialised plan with torch CUDA tensors as its buffers, on torch's current stream.
 
-Executed on an H200 with TensorRT-RTX 1.6.1 and plugin-free graphs (tools/results/plan_portable_h200.json); never with plugins there."""
+Executed on an H200 with TensorRT-RTX 1.6.1 and plugin-free graphs (tools/results/plan_portable_h200.json); never with plugins there.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,5 @@ def check_optional() -> list[Check]:
         try:
             checks.append(Check(name, "ok", importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
-            checks.append(
-                Check(name, "absent", "not installed", f"pip install 'dspine-export[{extra}]' to serve with it")
-            )
+            checks.append(Check(name, "absent", "not installed (optional)", f"pip install 'dspine-export[{extra}]'"))
     return checks

@@ -65,7 +65,7 @@ def check_tritonserver() -> list[Check]:
     """The tritonserver program."""
     path = shutil.which("tritonserver")
     if path is None:
-        return [Check("tritonserver", "absent", "not on PATH", "needed only to serve with Triton Inference Server")]
+        return [Check("tritonserver", "absent", "not on PATH", "not needed: there is no adapter for Triton Inference Server yet")]
     return [Check("tritonserver", "ok", path)]
 
 

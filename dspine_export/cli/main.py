@@ -51,6 +51,9 @@ app.command("recipes")(recipes.recipes)
 
 def main() -> None:
     """Run the command line; always leaves by SystemExit."""
+    # libgomp's default makes waiting threads spin for milliseconds: several times slower where something else uses a core as well.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     install_handlers()
     try:
         app()

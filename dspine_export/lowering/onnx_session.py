@@ -23,6 +23,8 @@ class OnnxSession:
             ) from error
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        # Threads that spin after a pass take the cores from torch, which runs the target between two passes.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises a family of its own, without a common base

@@ -5,6 +5,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 # trtllm ends with an engine (needs nvcc for the plugins), onnx with the graphs.
 TARGET ?= trtllm
+# Test processes. Each computes with one thread; a file's tests stay in one process, whose fixtures they share.
+JOBS ?= 2
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
@@ -37,7 +39,7 @@ lint: install
 	$(BIN)/mypy
 
 test: install lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info

@@ -130,6 +130,7 @@ def _write_directory(source: Path, folder: Path) -> None:
     save_file(
         read_weights(reader, fields), folder / "model.safetensors", metadata={"format": "pt", "name": TARGET_NAME}
     )
+    (folder / "model.safetensors").chmod(0o644)
     _write_json(folder / "config.json", _model_config(fields))
     eos, bos = fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.bos_token_id"]
     _write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos})

@@ -47,7 +47,10 @@ def open_directory(path: Path) -> TensorStore:
     if pickles:
         raise _pickle_error(pickles[0])
     raise CheckpointError(
-        "No weights in the checkpoint directory", where=path, expected=f"{SINGLE_FILE} or {INDEX_FILE}"
+        "No weights in the checkpoint directory",
+        where=path,
+        expected=f"{SINGLE_FILE} or {INDEX_FILE}",
+        fix="pass the drafter's own directory; in a bundle that is OUT/drafter",
     )
 
 

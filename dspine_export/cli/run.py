@@ -63,7 +63,10 @@ def run(
         session = open_session(RunRequest(source, target_model, executor, dtype, device), console)
         outcome = run_pair(session, text, settings, chat=not raw, system=system, write=console.write)
         console.write("\n")
-        found = run_comparison(session, text, outcome, settings, chat=not raw, system=system) if compare else None
+        found = None
+        if compare:
+            with console.stage("compare", "generating with the target alone"):
+                found = run_comparison(session, text, outcome, settings, chat=not raw, system=system)
         document = {
             "text": outcome.text,
             "token_ids": outcome.result.token_ids,

@@ -18,12 +18,17 @@ def estimate(checkpoint: Checkpoint, request: BuildRequest) -> MemoryEstimate:
 
 
 def disk_bytes(checkpoint: Checkpoint, request: BuildRequest) -> int:
-    """About how much the bundle will take: the drafter's copy, both forms of the graphs with their weights, and the plans."""
+    """About how much the bundle will take: the drafter's copy, both forms of the graphs with their weights, and the plans.
+
+    The portable form holds the transfer codes beside the token table: its draft graph looks up the one, the fused twin the other.
+    """
     stored = sum(info.size_bytes for info in checkpoint.tensors.values())
     sizes = estimate(checkpoint, request)
     graphs = sizes.plans
     portable = graphs * DTYPE_BYTES["float32"] // DTYPE_BYTES[request.recipe.build.dtype]
-    return stored + graphs + portable + (sizes.plans if request.wants_engine else 0)
+    transfer = checkpoint.config.transfer
+    codes = checkpoint.config.vocab_size * transfer.rank * DTYPE_BYTES["float32"] if transfer else 0
+    return stored + graphs + portable + codes + (sizes.plans if request.wants_engine else 0)
 
 
 def stage_names(request: BuildRequest) -> list[str]:

@@ -161,7 +161,7 @@ def _load_plugins(backend: Backend, graphs: list[EngineGraph], library: Path | N
             "the graphs use DSpine operators and no plugin library was given",
             got=", ".join(needed),
             expected="libdspine_trt_plugins.so",
-            fix="pass --plugin-library, or build it (plugins/README.md)",
+            fix="pass --plugin-library, or build it: python -m dspine_plugins DIRECTORY",
         )
     load_plugin_library(backend.module, library, tensorrt_major=backend.tensorrt_major)
 

@@ -67,7 +67,7 @@ def _check_library(path: Path, tensorrt_major: int) -> None:
             where=path,
             got=f"headers of TensorRT {'.'.join(map(str, abi.tensorrt_headers))}",
             expected=f"major {tensorrt_major} or earlier",
-            fix=f"rebuild {LIBRARY_NAME} with the headers of this TensorRT (TENSORRT_ROOT, plugins/README.md)",
+            fix="rebuild it with the headers of this TensorRT: python -m dspine_plugins DIRECTORY --tensorrt-root ROOT",
         )
     if not hasattr(ctypes.CDLL(str(path)), "getCreators"):
         raise DependencyError(
@@ -95,5 +95,5 @@ def _refused(trt: ModuleType, path: Path, reason: str) -> DependencyError:
         where=path,
         got=reason,
         expected="IPluginV3 creators built with TensorRT 10 or 11 headers, none of them registered before",
-        fix=f"rebuild {LIBRARY_NAME} against this TensorRT (TENSORRT_ROOT, plugins/README.md)",
+        fix="rebuild it with the headers of this TensorRT: python -m dspine_plugins DIRECTORY --tensorrt-root ROOT",
     )

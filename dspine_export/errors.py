@@ -6,6 +6,16 @@ A message answers five questions, in this order: what went wrong, where, what wa
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """`text` with everything a terminal might obey, or an encoding refuse, written as an escape; line breaks and tabs stay.
+
+    Names come from untrusted files, and a control sequence in one can retitle a window or rewrite the line above it.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class DspineError(Exception):
     """An error with a complete explanation; the command line prints it without a traceback.
 
@@ -31,7 +41,11 @@ class DspineError(Exception):
         self.what, self.where, self.got, self.expected, self.fix = what, where, got, expected, fix
         details = (("where", where), ("got", got), ("expected", expected), ("fix", fix))
         lines = [what, *(f"  {label}: {value}" for label, value in details if value is not None)]
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
+
+
+class DspineWarning(UserWarning):
+    """Something the user should know that stops nothing; the command line prints it."""
 
 
 class UsageError(DspineError):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from dspine_export.errors import printable
+
 
 class Console:
     """Implements `pipeline.progress.Progress` and prints results.
@@ -61,13 +63,13 @@ class Console:
             self._document({"ok": True, **document})
         else:
             for line in lines:
-                print(line, file=self._results)
+                print(printable(line), file=self._results)
             self._results.flush()
 
     def failure(self, exit_code: int, kind: str, details: Mapping[str, Any], text: str) -> None:
         """Print an error: the text on stderr, and with ``as_json`` a document with ``"ok": false``."""
         self.close()
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        self._log(f"error: {text}")
         if self.as_json:
             self._document({"ok": False, "exit_code": exit_code, "error": {"kind": kind, **details}})
 
@@ -83,7 +85,7 @@ class Console:
             self._live.stop()
 
     def _log(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
     def _document(self, document: Mapping[str, Any]) -> None:
         json.dump(document, self._results, indent=2, default=str)
@@ -108,14 +110,14 @@ class _LiveLine:
 
         self.stop()
         self._name = name
-        text = f"[bold]{escape(name)}[/bold] {escape(detail)}"
+        text = f"[bold]{escape(printable(name))}[/bold] {escape(printable(detail))}"
         self._status = RichConsole(stderr=True).status(text)
         self._status.start()
 
     def update(self, message: str) -> None:
         from rich.markup import escape
 
-        self._status.update(f"[bold]{escape(self._name)}[/bold] {escape(message)}")
+        self._status.update(f"[bold]{escape(self._name)}[/bold] {escape(printable(message))}")
 
     def stop(self) -> None:
         if self._status is not None:

@@ -9,9 +9,10 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dspine_export.cli.console import Console
-from dspine_export.errors import DependencyError, DspineError
+from dspine_export.errors import DependencyError, DspineError, DspineWarning
 
 DEBUG_VARIABLE = "DSPINE_EXPORT_DEBUG"
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -25,10 +26,9 @@ def command(*, as_json: bool = False) -> Iterator[Console]:
     file (on stderr with ``--debug``). Interrupts exit 130.
     """
     console = Console(as_json=as_json)
-    if not debugging():
-        warnings.simplefilter("ignore")  # of the libraries, to their callers: us
     try:
-        yield console
+        with _own_warnings(console):
+            yield console
     except DspineError as error:
         raise SystemExit(_explained(console, error)) from None
     except KeyboardInterrupt:
@@ -44,6 +44,25 @@ def command(*, as_json: bool = False) -> Iterator[Console]:
         raise SystemExit(_explained(console, exhausted)) from None
     except Exception as problem:
         raise SystemExit(_internal(console, problem)) from None
+
+
+@contextmanager
+def _own_warnings(console: Console) -> Iterator[None]:
+    """Our warnings go to the user; those of the libraries are for their callers, us, and show up with ``--debug`` only."""
+    with warnings.catch_warnings():
+        if not debugging():
+            warnings.simplefilter("ignore")
+        warnings.simplefilter("always", DspineWarning)
+        show = warnings.showwarning
+
+        def ours_first(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, DspineWarning):
+                console.warn(str(message))
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = ours_first
+        yield
 
 
 def _explained(console: Console, error: DspineError) -> int:

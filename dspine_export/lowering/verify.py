@@ -20,7 +20,7 @@ from dspine_export.lowering.codes import pair_codes
 from dspine_export.lowering.onnx_session import OnnxSession
 from dspine_export.lowering.portable import TWIN_FILE
 from dspine_export.model.drafter import Drafter
-from dspine_export.model.loading import LoadedCheckpoint
+from dspine_export.model.loading import LoadedCheckpoint, warn_of_foreign_codes
 from dspine_export.model.output import DraftOutput
 from dspine_export.model.state import DraftState
 from dspine_export.model.transition import unary_logits
@@ -103,6 +103,8 @@ def _reference(checkpoint: Checkpoint, target: TargetInfo) -> Drafter:
     head = embed if target.tie_word_embeddings else target.read_lm_head().float()
     rows = checkpoint.config.vocab_size
     codes = pair_codes(checkpoint, target)
+    if codes is not None and checkpoint.codes is not None:
+        warn_of_foreign_codes(codes, head[:rows])
     bound = LoadedCheckpoint(checkpoint)
     return bound.bind(embed_tokens=embed[:rows], lm_head=head[:rows], check_codes=False, codes=codes)
 

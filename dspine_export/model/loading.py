@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
-from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
-from dspine_export.errors import CheckpointError
+from dspine_export.checkpoint.load import Checkpoint, check_finite, open_checkpoint
+from dspine_export.errors import CheckpointError, DspineWarning
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.drafter_model import DrafterModel
 from dspine_export.model.transfer import GRAM_TOLERANCE, gram_difference, recompute_codes
@@ -40,9 +40,11 @@ class LoadedCheckpoint:
             codes: transfer codes [V, r] that `resolve_codes` gave before for this pair, to save doing it again.
 
         Raises:
-            CheckpointError: the tensors do not fit the drafter, or codes must be recomputed and may not be.
+            CheckpointError: the tensors do not fit the drafter, a value on either side is NaN or infinite, or codes must be recomputed
+                and may not be.
         """
         _check_bound(self.config, embed_tokens, lm_head)
+        check_finite(self.checkpoint)
         model = build_model(self.checkpoint)
         if codes is None:
             codes = resolve_codes(self.checkpoint, lm_head, check=check_codes)
@@ -78,18 +80,33 @@ def resolve_codes(checkpoint: Checkpoint, lm_head: Tensor, *, check: bool = True
     if checkpoint.codes is None:
         return recompute_codes(transfer, lm_head)
     codes = checkpoint.tensors.read(checkpoint.codes.name)
-    if check and not (difference := gram_difference(codes, lm_head)) <= GRAM_TOLERANCE:
+    if check:
+        warn_of_foreign_codes(codes, lm_head)
+    return codes
+
+
+def warn_of_foreign_codes(codes: Tensor, lm_head: Tensor) -> None:
+    """Warns when stored codes [V, r] were not derived from this head [V, d]; costs one eigendecomposition."""
+    difference = gram_difference(codes, lm_head)
+    if not difference <= GRAM_TOLERANCE:
         warnings.warn(
             f"transfer_codes do not belong to this lm_head (Gram matrices differ by {difference:.3g}): the drafter was most likely "
             "trained for another target, or the target's head was quantised or fine-tuned since; expect a low acceptance length",
+            DspineWarning,
             stacklevel=3,
         )
-    return codes
 
 
 def _check_bound(config: DrafterConfig, embed_tokens: Tensor, lm_head: Tensor) -> None:
     expected = (config.vocab_size, config.hidden_size)
     for name, tensor in (("embed_tokens", embed_tokens), ("lm_head", lm_head)):
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            raise CheckpointError(
+                "Not a tensor with values",
+                where=name,
+                got=type(tensor).__name__,
+                expected=f"a dense tensor {list(expected)}",
+            )
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
                 "The target's tensor does not fit the drafter",
@@ -102,6 +119,12 @@ def _check_bound(config: DrafterConfig, embed_tokens: Tensor, lm_head: Tensor) -
             fix = "convert to bfloat16 or float32: hidden states of the supported targets exceed what float16 can hold"
             raise CheckpointError(
                 "Unsupported compute dtype", where=name, got=tensor.dtype, expected=COMPUTE_DTYPES, fix=fix
+            )
+        if not bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all()):  # aminmax passes NaN on
+            raise CheckpointError(
+                "The target's tensor holds NaN or infinity",
+                where=name,
+                fix="the target's file is damaged, or was never trained",
             )
     if (embed_tokens.dtype, embed_tokens.device) != (lm_head.dtype, lm_head.device):
         got = f"{embed_tokens.dtype} on {embed_tokens.device} and {lm_head.dtype} on {lm_head.device}"

@@ -10,6 +10,7 @@ from dspine_export.model.injection import write
 from dspine_export.model.norm import at_least_float32
 
 LOGIT_CHUNK_ROWS = 16384
+MIN_TEMPERATURE = 1e-30  # a float32 logit divided by less overflows
 
 
 def unary_logits(hidden: Tensor, lm_head: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from dspine_export.bundle import is_bundle, open_bundle
 from dspine_export.checkpoint.load import open_checkpoint
 from dspine_export.errors import UsageError
+from dspine_export.model.loading import load_checkpoint, warn_of_foreign_codes
 from dspine_export.runtime.executor import DrafterExecutor
 
 ExecutorName = Literal["torch", "onnxruntime", "tensorrt"]
@@ -42,8 +43,11 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
         fix = "compile it first (dspine-export build), or use the torch executor"
         raise UsageError(f"Executor {name} runs compiled bundles", got=source, expected="a bundle", fix=fix)
     bundle = open_bundle(source)
-    config = open_checkpoint(bundle.path / DRAFTER_FOLDER).config
+    checkpoint = open_checkpoint(bundle.path / DRAFTER_FOLDER)
+    config = checkpoint.config
     embed_tokens, lm_head = embed_tokens[: config.vocab_size], lm_head[: config.vocab_size]
+    if checkpoint.codes is not None:
+        warn_of_foreign_codes(checkpoint.tensors.read(checkpoint.codes.name), lm_head)
     if name == "onnxruntime":
         from dspine_export.runtime.onnx_executor import OnnxExecutor
 
@@ -54,7 +58,6 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
 
 
 def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor) -> DrafterExecutor:
-    from dspine_export.model.loading import load_checkpoint
     from dspine_export.runtime.torch_executor import TorchExecutor
 
     loaded = load_checkpoint(folder)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspine_export.errors import DependencyError, UsageError
+from dspine_export.errors import DependencyError, DspineWarning, UsageError
 from dspine_export.lowering.engine.backend import Backend
 
 # Member of the bindings' DataType -> torch. Strings, because the module is known only at run time.
@@ -127,4 +127,4 @@ def _check_validity(backend: Backend, runtime: Any, plan: mmap.mmap, path: Path)
         raise DependencyError(
             f"{backend} cannot run this plan", where=path, got=text, fix="build the engine on this machine"
         )
-    warnings.warn(f"{backend} reports the plan {path.name} as {text}", stacklevel=3)
+    warnings.warn(f"{backend} reports the plan {path.name} as {text}", DspineWarning, stacklevel=3)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dspine_export import load_checkpoint
-from dspine_export.errors import CheckpointError, DspineError, UsageError
+from dspine_export.errors import CheckpointError, DependencyError, DspineError, UsageError
 from dspine_export.model.drafter import Drafter
 from tests.golden_cases import drafter_path, golden_drafter, golden_io
 
@@ -40,6 +42,11 @@ def arguments(**changes: object) -> dict[str, object]:
         ({"lm_head": torch.zeros(VOCAB, 64).half()}, "float16"),
         ({"lm_head": torch.zeros(VOCAB, 64, dtype=torch.int64)}, "int64"),
         ({"lm_head": torch.zeros(VOCAB, 64).bfloat16()}, "differ in dtype"),
+        ({"lm_head": torch.full((VOCAB, 64), float("nan"))}, "NaN or infinity"),
+        ({"embed_tokens": torch.full((VOCAB, 64), float("-inf"))}, "NaN or infinity"),
+        ({"embed_tokens": torch.empty(VOCAB, 64, device="meta")}, "dense tensor"),
+        ({"lm_head": torch.ones(VOCAB, 64).to_sparse()}, "dense tensor"),
+        ({"lm_head": None}, "NoneType"),
     ],
 )
 def test_bind(change: dict[str, torch.Tensor], message: str) -> None:
@@ -69,6 +76,18 @@ def test_float16_says_what_to_do() -> None:
         ({"anchor_ids": torch.tensor([0, 1])}, r"integers \[3\]"),
         ({"anchor_ids": torch.tensor([[0], [1], [2]])}, "Wrong anchors"),
         ({"anchor_ids": torch.tensor([0.0, 1.0, 2.0])}, "float32"),
+        ({"anchor_ids": torch.tensor([True, True, False])}, "bool"),
+        ({"anchor_ids": None}, "anchor_ids"),
+        ({"context_lengths": torch.tensor([True, True, False])}, "bool"),
+        ({"context_lengths": "abc"}, "context_lengths"),
+        ({"target_hidden": None}, "Not hidden states"),
+        ({"target_hidden": torch.zeros(N, 4, WIDTH, dtype=torch.int64)}, "int64"),
+        ({"target_hidden": torch.zeros(N, 4, WIDTH, device="meta")}, "Not hidden states"),
+        ({"target_hidden": torch.zeros(0, 4, WIDTH), "context_lengths": torch.zeros(0, dtype=torch.int64)}, "batch 0"),
+        ({"temperature": 1e-40}, "greedy"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 1j}, "temperature"),
+        ({"temperature": 1.0, "generator": 3}, "Not a generator"),
         ({"temperature": -1.0}, "not negative"),
         ({"temperature": float("nan")}, "finite"),
         ({"temperature": torch.tensor([1.0, 1.0])}, r"a number or \[3\]"),
@@ -94,7 +113,62 @@ def test_uniforms(drafter: Drafter, uniforms: torch.Tensor, message: str) -> Non
         drafter.draft_from(state, torch.zeros(N, dtype=torch.int64), temperature=1.0, uniforms=uniforms)
 
 
-@pytest.mark.parametrize(("batch", "capacity"), [(0, 4), (-1, 4), (1, -1)])
+def test_hidden_states_that_are_not_finite(drafter: Drafter) -> None:
+    """Named by sequence and row where they count; ignored where they do not."""
+    hidden, lengths = golden_io(CASE)["target_hidden"], golden_io(CASE)["context_lengths"]
+    expected = drafter.draft(**arguments()).tokens  # type: ignore[arg-type]
+    padded = hidden.clone()
+    for row, length in enumerate(lengths.tolist()):
+        padded[row, length:] = float("nan")
+    assert torch.equal(drafter.draft(**arguments(target_hidden=padded)).tokens, expected)  # type: ignore[arg-type]
+    padded[1, 2, 7] = float("inf")
+    state = drafter.new_state(N, hidden.shape[1])
+    with pytest.raises(UsageError, match="sequence 1, row 2"):
+        drafter.append_context(state, padded, lengths)
+    assert state.lengths.tolist() == [0, 0, 0]
+
+
+def test_state_of_another_drafter(drafter: Drafter) -> None:
+    foreign = golden_drafter("b4_mha_k1").new_state(N, 4)
+    for call in (
+        lambda: drafter.draft_from(foreign, torch.zeros(N, dtype=torch.int64)),
+        lambda: drafter.append_context(foreign, torch.zeros(N, 1, WIDTH), torch.ones(N, dtype=torch.int64)),
+        lambda: drafter.truncate(None, torch.zeros(N, dtype=torch.int64)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match="not a state of this drafter"):
+            call()
+
+
+def test_state_made_in_inference_mode(drafter: Drafter) -> None:
+    with torch.inference_mode():
+        state = drafter.new_state(N, 20)
+        drafter.append_context(state, golden_io(CASE)["target_hidden"], golden_io(CASE)["context_lengths"])
+    drafter.truncate(state, state.lengths - 1)
+    drafter.append_context(state, golden_io(CASE)["target_hidden"][:, :1], torch.ones(N, dtype=torch.int64))
+    assert drafter.draft_from(state, torch.zeros(N, dtype=torch.int64)).tokens.shape == (N, BLOCK - 1)
+
+
+def test_other_layouts_of_the_same_values(drafter: Drafter) -> None:
+    given = arguments()
+    hidden, expected = given["target_hidden"], drafter.draft(**given).tokens  # type: ignore[arg-type]
+    assert isinstance(hidden, torch.Tensor)
+    changed = {
+        "target_hidden": hidden.transpose(0, 1).contiguous().transpose(0, 1).double().requires_grad_(),
+        "anchor_ids": golden_io(CASE)["anchor_ids"].int(),
+        "context_lengths": golden_io(CASE)["context_lengths"].tolist(),
+    }
+    with torch.enable_grad():
+        found = drafter.draft(**changed)  # type: ignore[arg-type]
+    assert torch.equal(found.tokens, expected) and not found.transition_scores.requires_grad  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("batch", "capacity"), [(10**9, 10**9), (2**70, 1)])
+def test_cache_beyond_memory(drafter: Drafter, batch: int, capacity: int) -> None:
+    with pytest.raises(DependencyError, match="memory"):
+        drafter.new_state(batch, capacity)
+
+
+@pytest.mark.parametrize(("batch", "capacity"), [(0, 4), (-1, 4), (1, -1), (True, 4), (1.5, 4), ("1", 4)])
 def test_new_state(drafter: Drafter, batch: int, capacity: int) -> None:
     with pytest.raises(UsageError, match="cache size"):
         drafter.new_state(batch, capacity)
@@ -122,9 +196,18 @@ def test_append_counts(drafter: Drafter, counts: list[float]) -> None:
 def test_truncate(drafter: Drafter, lengths: object) -> None:
     state = drafter.new_state(N, 8)
     drafter.append_context(state, golden_io(CASE)["target_hidden"][:, :3], torch.tensor([3, 3, 3]))
-    with pytest.raises(UsageError, match="can only shorten"):
+    with pytest.raises(UsageError, match=r"can only shorten|Wrong type"):
         drafter.truncate(state, torch.tensor(lengths))
     assert state.lengths.tolist() == [3, 3, 3]
+
+
+def test_drafter_weights_that_are_not_finite(tmp_path: Path) -> None:
+    copied = shutil.copytree(drafter_path(CASE), tmp_path / "drafter")
+    weights = load_file(copied / "model.safetensors")
+    weights["fc.weight"][3, 5] = float("nan")
+    save_file(weights, copied / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"fc\.weight"):
+        load_checkpoint(copied).bind(**tables())
 
 
 def test_missing_checkpoint(tmp_path: Path) -> None:

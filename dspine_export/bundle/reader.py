@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from pydantic import ValidationError
 
 from dspine_export.bundle.hashing import sha256_of, walk_files
 from dspine_export.bundle.manifest import FORMAT, MANIFEST_NAME, SCHEMA_VERSION, FileEntry, Manifest
-from dspine_export.errors import OutputError, UsageError, VerificationError
+from dspine_export.errors import DspineError, OutputError, UsageError, VerificationError
 
 _MANIFEST_LIMIT_BYTES = 16 << 20
 # Serving configuration is the operator's to change; everything else is as it was built.
@@ -34,7 +36,8 @@ class Bundle:
 def is_bundle(path: Path) -> bool:
     """Whether ``path`` is a directory with a dspine manifest, of any schema version and however damaged its files are."""
     try:
-        return _read_manifest(path).get("format") == FORMAT
+        with _readable(path, UsageError):
+            return _read_manifest(path).get("format") == FORMAT
     except (UsageError, VerificationError):
         return False
 
@@ -47,12 +50,47 @@ def open_bundle(path: Path, *, check_hashes: bool = False) -> Bundle:
         VerificationError: the manifest is damaged, or a file is missing, changed or not listed.
     """
     path = path.absolute()
-    manifest = _parse(path, _read_manifest(path))
-    for entry in manifest.files:
-        _check_file(path, entry, check_hashes=check_hashes)
-    if check_hashes:
-        _check_nothing_else(path, manifest)
+    with _readable(path, UsageError):
+        manifest = _parse(path, _read_manifest(path))
+    with _readable(path, VerificationError):
+        for entry in manifest.files:
+            _check_file(path, entry, check_hashes=check_hashes)
+    if check_hashes and (extra := unlisted_files(path, {entry.path for entry in manifest.files})):
+        raise VerificationError(
+            "the bundle holds a file its manifest does not list",
+            where=extra[0],
+            fix="remove the file, or build the bundle again",
+        )
     return Bundle(path, manifest)
+
+
+def claimed_files(path: Path) -> set[str]:
+    """The paths a bundle's manifest lists, of any schema version and however damaged the rest of it is."""
+    entries = _read_manifest(path).get("files")
+    paths = [entry.get("path") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return {name for name in paths if isinstance(name, str)}
+
+
+def unlisted_files(root: Path, listed: set[str]) -> list[Path]:
+    """Files under ``root`` other than the ``listed`` ones and the manifest, Python's bytecode aside.
+
+    Raises:
+        VerificationError: a link or special file among them.
+    """
+    try:
+        found = (path for path in walk_files(root) if _BYTECODE not in path.relative_to(root).parts)
+        return [path for path in found if path.relative_to(root).as_posix() not in listed]
+    except OutputError as error:
+        raise VerificationError(error.what, where=error.where, got=error.got) from error
+
+
+@contextmanager
+def _readable(path: Path, kind: type[DspineError]) -> Iterator[None]:
+    """What the file system refuses: no permission, a name too long, a loop of links."""
+    try:
+        yield
+    except OSError as error:
+        raise kind("the bundle cannot be read", where=error.filename or path, got=error.strerror) from error
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -130,19 +168,4 @@ def _check_file(root: Path, entry: FileEntry, *, check_hashes: bool) -> None:
     if check_hashes and (digest := sha256_of(path)) != entry.sha256:
         raise VerificationError(
             "a file of the bundle was changed", where=path, got=digest, expected=entry.sha256, fix=fix
-        )
-
-
-def _check_nothing_else(root: Path, manifest: Manifest) -> None:
-    listed = {entry.path for entry in manifest.files}
-    try:
-        found = (path for path in walk_files(root) if _BYTECODE not in path.relative_to(root).parts)
-        extra = [path for path in found if path.relative_to(root).as_posix() not in listed]
-    except OutputError as error:
-        raise VerificationError(error.what, where=error.where, got=error.got) from error
-    if extra:
-        raise VerificationError(
-            "the bundle holds a file its manifest does not list",
-            where=extra[0],
-            fix="remove the file, or build the bundle again",
         )

@@ -8,6 +8,7 @@ next build of the same output holds the lock, so it knows the sibling is nobody'
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import tempfile
@@ -18,18 +19,30 @@ from pathlib import Path
 from dspine_export.bundle.failures import as_output_error
 from dspine_export.bundle.lock import locked
 from dspine_export.bundle.manifest import MANIFEST_NAME, Manifest
-from dspine_export.bundle.reader import Bundle, is_bundle
-from dspine_export.errors import OutputError
+from dspine_export.bundle.reader import Bundle, claimed_files, is_bundle, unlisted_files
+from dspine_export.errors import OutputError, VerificationError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NAME_BYTES = 255 - len(".building-") - len("..4194304-12345678")  # names beside the output carry its own
 
 
 def check_output(output: Path, *, force: bool) -> None:
     """Refuse an output directory that must not be overwritten; an empty directory is free to use.
 
     Raises:
-        OutputError: it is not a directory, holds something that is not a bundle, or is a bundle and ``force`` is not set.
+        OutputError: it is not a directory, cannot be made, holds something that is not a bundle or other files beside one, or is a
+            bundle and ``force`` is not set.
     """
+    try:
+        _check_place(Path(os.path.realpath(output)))
+        _check_contents(output, force=force)
+    except OSError as error:
+        raise OutputError(
+            "the output directory cannot be used", where=output, got=error.strerror, fix="choose another -o directory"
+        ) from error
+
+
+def _check_contents(output: Path, *, force: bool) -> None:
     if not output.exists():
         return
     if not output.is_dir():
@@ -46,6 +59,38 @@ def check_output(output: Path, *, force: bool) -> None:
     if not force:
         fix = "add --force to replace it, or choose another -o directory"
         raise OutputError("the output directory already holds a bundle", where=output, fix=fix)
+    _check_only_ours(output)
+
+
+def _check_place(output: Path) -> None:
+    """Raise early the OSError that making ``output`` and the directories beside it would end in."""
+    if output.is_symlink():  # resolved, so it leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    if len(os.fsencode(output.name)) > _NAME_BYTES:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    try:
+        str(output).encode()  # the bundle's own files name it
+    except UnicodeEncodeError:
+        raise OSError(errno.EILSEQ, "the path is not valid UTF-8") from None
+    parent = next((folder for folder in output.parents if folder.exists()), output)
+    if not parent.is_dir():
+        raise OSError(errno.ENOTDIR, f"{parent} is not a directory")
+    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise OSError(errno.EACCES, f"{os.strerror(errno.EACCES)}: {parent}")
+
+
+def _check_only_ours(output: Path) -> None:
+    """Whatever a bundle does not list is somebody's own, and would go with it."""
+    try:
+        other = unlisted_files(output, claimed_files(output))
+    except VerificationError as error:
+        other = [Path(str(error.where))]
+    if other:
+        raise OutputError(
+            "the output directory holds a file that its bundle does not list",
+            where=other[0],
+            fix="move it away, or choose another -o directory; --force never deletes other people's files",
+        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dspine_export.bundle import open_bundle
+from dspine_export.bundle import is_bundle, open_bundle
 from dspine_export.errors import DspineError, UsageError, VerificationError
 
 Damage = Callable[[Path], object]
@@ -63,6 +63,17 @@ def test_bundle_can_be_moved(tmp_path: Path, publish: Callable[..., None]) -> No
     shutil.move(tmp_path / "out", tmp_path / "far" / "away")
     bundle = open_bundle(tmp_path / "far" / "away", check_hashes=True)
     assert bundle.file("onnx/draft.onnx").read_text() == "content"
+
+
+def test_names_the_file_system_refuses(tmp_path: Path, publish: Callable[..., None]) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        open_bundle(tmp_path / ("x" * 5000))
+    assert not is_bundle(tmp_path / ("x" * 5000))
+    publish(tmp_path / "out", "content")
+    listed = json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]
+    edit(tmp_path / "out", files=[{**listed[0], "path": "x" * 5000}])
+    with pytest.raises(VerificationError, match="cannot be read"):
+        open_bundle(tmp_path / "out")
 
 
 def test_missing_directory(tmp_path: Path) -> None:

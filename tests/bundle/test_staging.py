@@ -48,6 +48,10 @@ def content(output: Path) -> str:
     return open_bundle(output, check_hashes=True).file("onnx/draft.onnx").read_text()
 
 
+def content_without_check(output: Path) -> str:
+    return (output / "onnx" / "draft.onnx").read_text()
+
+
 def test_publish_leaves_only_the_bundle(tmp_path: Path, publish: Publish) -> None:
     publish(tmp_path / "deep" / "er" / "out", "one")
     assert content(tmp_path / "deep" / "er" / "out") == "one"
@@ -93,6 +97,30 @@ def test_force_never_overwrites_other_files(tmp_path: Path, publish: Publish) ->
     with pytest.raises(OutputError, match="not a dspine bundle"):
         publish(tmp_path / "out", "one", force=True)
     assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "onnx/notes.txt"])
+def test_force_never_deletes_files_beside_the_bundle(name: str, tmp_path: Path, publish: Publish) -> None:
+    publish(tmp_path / "out", "one")
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(OutputError, match="does not list"):
+        publish(tmp_path / "out", "two", force=True)
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert content_without_check(tmp_path / "out") == "one"
+
+
+def test_force_never_follows_or_deletes_a_link(tmp_path: Path, publish: Publish) -> None:
+    publish(tmp_path / "out", "one")
+    (tmp_path / "out" / "link").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="does not list"):
+        publish(tmp_path / "out", "two", force=True)
+
+
+def test_force_replaces_a_damaged_bundle(tmp_path: Path, publish: Publish) -> None:
+    publish(tmp_path / "out", "one")
+    (tmp_path / "out" / "onnx" / "draft.onnx").unlink()
+    publish(tmp_path / "out", "two", force=True)
+    assert content(tmp_path / "out") == "two"
 
 
 def test_output_is_a_file(tmp_path: Path, publish: Publish) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dspine_export.checkpoint.bounded_json import read_json_object
 from dspine_export.checkpoint.config_keys import is_neutral
 from dspine_export.checkpoint.expected_tensors import WEIGHT_DTYPES
+from dspine_export.checkpoint.finite import check_tensor_finite
 from dspine_export.checkpoint.safetensors_store import TensorInfo, TensorStore
 from dspine_export.checkpoint.tensor_files import open_directory, require_directory
 from dspine_export.errors import CheckpointError
@@ -99,6 +100,12 @@ def read_target(path: str | Path) -> TargetInfo:
     )
 
 
+def check_target_finite(target: TargetInfo) -> None:
+    """Scan the two matrices for NaN and infinity, one chunk at a time."""
+    for name in sorted({target.embed.name, target.lm_head.name}):
+        check_tensor_finite(target.tensors, name)
+
+
 def _parse(raw: Mapping[str, Any], where: str) -> _RawTarget:
     if "text_config" in raw and "hidden_size" not in raw:
         raise CheckpointError(
@@ -106,8 +113,9 @@ def _parse(raw: Mapping[str, Any], where: str) -> _RawTarget:
             where=where,
             fix="pass the text-only model, saved as a causal language model of its own",
         )
-    if any(
-        name.endswith(("DraftModel", "DSparkModel")) for name in raw.get("architectures") or () if isinstance(name, str)
+    names = raw.get("architectures")
+    if isinstance(names, list) and any(
+        name.endswith(("DraftModel", "DSparkModel")) for name in names if isinstance(name, str)
     ):
         raise CheckpointError("This is a drafter, not a target model", where=where, fix="pass the target's directory")
     for key in _SCALED:

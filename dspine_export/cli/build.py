@@ -102,7 +102,7 @@ def build(
 def _recipe(name: str | None, assignments: list[str] | None, verify: bool | None, given: dict[str, Any]) -> Recipe:
     from dspine_export.recipes import Recipe, apply_overrides, load_recipe
 
-    recipe = load_recipe(name) if name else Recipe()
+    recipe = load_recipe(name) if name is not None else Recipe()
     switch = [] if verify is None else [f"verification.enabled={str(verify).lower()}"]
     return apply_overrides(recipe, [*switch, *(assignments or [])], **given)
 

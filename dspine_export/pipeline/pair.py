@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dspine_export.checkpoint.load import Checkpoint, check_finite, open_checkpoint
 from dspine_export.checkpoint.pairing import check_pairing, read_target
-from dspine_export.checkpoint.target import TargetInfo
+from dspine_export.checkpoint.target import TargetInfo, check_target_finite
 from dspine_export.errors import UsageError
 from dspine_export.pipeline.progress import Progress
 from dspine_export.recipes import Recipe
@@ -27,7 +27,7 @@ def open_pair(
     """Validate both sides.
 
     Args:
-        finite: also read every value of the drafter in search of NaN and infinity.
+        finite: also read every value of the drafter, and of the target's two matrices, in search of NaN and infinity.
 
     Raises:
         CheckpointError: either is damaged or they do not fit each other.
@@ -39,6 +39,8 @@ def open_pair(
             check_finite(checkpoint)
     with progress.stage("target", str(target_path)):
         target = read_target(target_path)
+        if finite:
+            check_target_finite(target)
         warnings = check_pairing(checkpoint, target)
         _check_recipe(recipe, target)
     for warning in (*checkpoint.warnings, *warnings):

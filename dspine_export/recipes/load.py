@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         UsageError: there is no such recipe, or it is not valid.
     """
-    return _parse(recipe_text(name), name)
+    try:
+        text = recipe_text(name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("the recipe cannot be read", where=name, got=error, expected="YAML in UTF-8") from error
+    return _parse(text, name)
 
 
 def recipe_error(error: ValidationError, where: str) -> UsageError:
@@ -86,12 +91,13 @@ def _find(name: str) -> Traversable:
     if name in shipped:
         return shipped[name]
     path = Path(name)
-    if path.is_file() and path.stat().st_size <= _LIMIT_BYTES:
-        return path
+    with suppress(OSError):  # such as a name longer than any file's
+        if path.is_file() and path.stat().st_size <= _LIMIT_BYTES:
+            return path
     close = difflib.get_close_matches(name, shipped, n=1)
     raise UsageError(
         "no such recipe",
-        got=name,
+        got=name[:200],
         expected=f"a YAML file of at most {_LIMIT_BYTES >> 10} KiB, or one of {', '.join(shipped)}",
         fix=f"did you mean {close[0]!r}?" if close else None,
     )

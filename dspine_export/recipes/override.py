@@ -69,5 +69,5 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
             node = node[part]
     try:
         node[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError("the value is not valid YAML", where=f"--set {key}", got=text) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError("the value is not valid YAML", where=f"--set {key}", got=text[:200]) from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dspine_export.errors import UsageError
+from dspine_export.model.transition import MIN_TEMPERATURE
 from dspine_export.runtime.statistics import AcceptanceStatistics
 
 FinishReason = Literal["stop", "length"]
@@ -33,7 +34,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name, valid, expected in (
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            (
+                "temperature",
+                self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf,
+                f"0 (greedy), or {MIN_TEMPERATURE:g} and more",
+            ),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
         ):

@@ -47,6 +47,7 @@ def open_target(
         raise DependencyError("The embedded target needs transformers", got=str(error), fix=fix) from error
     register_attention()
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what a load report says, `_check_complete` raises
     _check_config(_read(transformers.AutoConfig, path), path)
     model, loading = _read(
         transformers.AutoModelForCausalLM,
@@ -117,7 +118,9 @@ def _check_device(device: str | torch.device) -> torch.device:
     try:
         where = torch.device(device)
     except RuntimeError as error:
-        raise UsageError("Unknown device", got=device, expected="such as cpu or cuda") from error
+        raise UsageError("Unknown device", got=device, expected="cpu or cuda") from error
+    if where.type not in ("cpu", "cuda"):
+        raise UsageError("Unsupported device", got=device, expected="cpu or cuda")
     if where.type == "cuda" and not torch.cuda.is_available():
         fix = "use --device cpu, or install a CUDA build of torch on a machine with a GPU"
         raise DependencyError("No usable CUDA device", got=device, fix=fix)

@@ -34,8 +34,13 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool = True, system: str |
     """Token ids of a user message in the target's chat template, up to where the assistant answers; of the bare text without `chat`.
 
     Raises:
-        UsageError: a chat was asked for and the tokenizer has no template, or the template refuses the messages.
+        UsageError: a chat was asked for and the tokenizer has no template, the template refuses the messages, or the text
+            is not Unicode.
     """
+    try:
+        (text + (system or "")).encode()
+    except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
+        raise UsageError("The prompt is not valid UTF-8", got=ascii(text)[:100]) from error
     if not chat:
         return list(tokenizer(text)["input_ids"])
     if not getattr(tokenizer, "chat_template", None):

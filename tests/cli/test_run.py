@@ -53,6 +53,17 @@ def test_prints_text_then_counters(cli: Cli, runnable: Pair) -> None:
     assert result.stdout.index("tokens        9") > 0
 
 
+def test_target_of_other_weights(cli: Cli, runnable: Pair, tmp_path: Path) -> None:
+    """Same sizes, another head: it runs and stays lossless, and the user is told why it is slow."""
+    from tests.runtime.pairs import write_byte_tokenizer
+
+    other = write_target(tmp_path / "other", vocab_size=260, eos_token_id=256, initializer_range=0.2, seed=7)
+    write_byte_tokenizer(other)
+    result = cli("run", runnable.drafter, "--target-model", other, "-p", "hi", "--max-new-tokens", "4", "--compare")
+    assert result.returncode == 0, result.stderr
+    assert "transfer_codes do not belong to this lm_head" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -61,6 +72,10 @@ def test_prints_text_then_counters(cli: Cli, runnable: Pair) -> None:
         (("--target-model", "{target}", "-p", "", "--raw"), 2, "prompt is empty"),
         (("--target-model", "{target}", "-p", "x", "--compare", "--temperature", "1"), 2, "Only greedy"),
         (("--target-model", "{target}", "-p", "x", "--max-new-tokens", "0"), 2, "max_new_tokens"),
+        (("--target-model", "{target}", "-p", "x", "--temperature", "nan"), 2, "temperature"),
+        (("--target-model", "{target}", "-p", "x", "--temperature", "1e-40"), 2, "1e-30 and more"),
+        (("--target-model", "{target}", "-p", "x" * 300), 2, "256 positions"),
+        (("--target-model", "{target}", "-p", "x", "--device", "meta"), 2, "cpu or cuda"),
         (("--target-model", "{target}", "-p", "x", "--executor", "tensorrt"), 2, "compiled bundles"),
         (("--target-model", "{target}", "-p", "x", "--device", "cuda"), 4, "CUDA"),
         (("--target-model", "{nowhere}", "-p", "x"), 3, "nowhere"),

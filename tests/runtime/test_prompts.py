@@ -60,6 +60,9 @@ def test_refusals(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no usable tokenizer"):
         load_tokenizer(tmp_path)
 
+    with pytest.raises(UsageError, match="UTF-8"):
+        encode_prompt(tokenizer, "bytes \udcff")
+
     class Bare:
         chat_template = None
 

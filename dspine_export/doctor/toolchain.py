@@ -65,7 +65,14 @@ def check_tritonserver() -> list[Check]:
     """The tritonserver program."""
     path = shutil.which("tritonserver")
     if path is None:
-        return [Check("tritonserver", "absent", "not on PATH", "not needed: there is no adapter for Triton Inference Server yet")]
+        return [
+            Check(
+                "tritonserver",
+                "absent",
+                "not on PATH",
+                "not needed: there is no adapter for Triton Inference Server yet",
+            )
+        ]
     return [Check("tritonserver", "ok", path)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,7 +97,8 @@ def build(
             described = plan(request, console)
             console.result(described, _plan_lines(described))
         else:
-            _report(console, run_build(request, console))
+            started = time.monotonic()
+            _report(console, run_build(request, console), time.monotonic() - started)
 
 
 def _recipe(name: str | None, assignments: list[str] | None, verify: bool | None, given: dict[str, Any]) -> Recipe:
@@ -150,18 +152,19 @@ def _resume(
     from dspine_export.recipes import apply_overrides
 
     recipe = apply_overrides(open_bundle(output).manifest.recipe, assignments, **given)
-    _report(console, resume(output, recipe, library, console))
+    started = time.monotonic()
+    _report(console, resume(output, recipe, library, console), time.monotonic() - started)
 
 
-def _report(console: Console, bundle: Bundle) -> None:
+def _report(console: Console, bundle: Bundle, seconds: float) -> None:
     document = {"bundle": str(bundle.path), "manifest": bundle.manifest.model_dump(mode="json", exclude_none=True)}
-    console.result(document, _bundle_lines(bundle))
+    console.result(document, _bundle_lines(bundle, seconds))
 
 
-def _bundle_lines(bundle: Bundle) -> Iterator[str]:
+def _bundle_lines(bundle: Bundle, seconds: float) -> Iterator[str]:
     manifest = bundle.manifest
     size = sum(entry.size_bytes for entry in manifest.files)
-    yield f"{bundle.path}: {len(manifest.files)} files, {size / 1e6:,.1f} MB, {sum(s.seconds for s in manifest.stages):.1f} s"
+    yield f"{bundle.path}: {len(manifest.files)} files, {size / 1e6:,.1f} MB, {seconds:.1f} s"
     for result in manifest.verification:
         yield f"  {verification_line(result)}"
     for engine in manifest.engines:

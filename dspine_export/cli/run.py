@@ -14,6 +14,7 @@ from dspine_export.cli.guard import command
 from dspine_export.cli.options import AsJson, TargetModel
 
 if TYPE_CHECKING:
+    from dspine_export.cli.console import Console
     from dspine_export.pipeline.run import RunOutcome
     from dspine_export.runtime.lossless import GreedyComparison
 
@@ -59,7 +60,7 @@ def run(
         if compare and temperature > 0:
             raise UsageError("Only greedy output can be compared token for token", where="--compare", got=temperature)
         settings = Settings(max_new_tokens, temperature, top_p, seed)
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = _read_prompt(console) if prompt == "-" else prompt
         session = open_session(RunRequest(source, target_model, executor, dtype, device), console)
         outcome = run_pair(session, text, settings, chat=not raw, system=system, write=console.write)
         console.write("\n")
@@ -79,6 +80,19 @@ def run(
         if found is not None:
             document["comparison"] = {"equal": found.equal, **asdict(found)}
         console.result(document, _lines(outcome, session.executor.config.block_size, found))
+
+
+def _read_prompt(console: Console) -> str:
+    from dspine_export.errors import UsageError
+
+    if sys.stdin.isatty():
+        console.note("reading the prompt from standard input, up to Ctrl-D")
+    text = sys.stdin.read()
+    if not text:
+        raise UsageError(
+            "no prompt", got="nothing on standard input", expected="--prompt TEXT, or text on standard input"
+        )
+    return text
 
 
 def _lines(outcome: RunOutcome, block_size: int, found: GreedyComparison | None) -> Iterator[str]:

@@ -75,6 +75,7 @@ def cli() -> Cli:
             [*COMMAND, *map(str, arguments)],
             cwd=cwd or ROOT,
             env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,

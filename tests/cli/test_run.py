@@ -68,6 +68,7 @@ def test_target_of_other_weights(cli: Cli, runnable: Pair, tmp_path: Path) -> No
     ("arguments", "code", "says"),
     [
         (("-p", "x"), 2, "needs the target"),
+        (("--target-model", "{target}"), 2, "nothing on standard input"),
         (("--target-model", "{target}", "-p", ""), 0, ""),
         (("--target-model", "{target}", "-p", "", "--raw"), 2, "prompt is empty"),
         (("--target-model", "{target}", "-p", "x", "--compare", "--temperature", "1"), 2, "Only greedy"),

@@ -72,7 +72,7 @@ def shape_run(options: argparse.Namespace) -> dict[str, Any]:
                 [*generator, "--shape", options.command, "--out", str(folder / "pair")], check=True, stdout=sys.stderr
             )
         record = provenance() | {"shape": options.command, "dtype": "bfloat16", "targets": TARGETS}
-        return record | {name: run_stage(name, folder) for name in ("export", "engine")}
+        return record | {name: run_stage(name, folder) for name in STAGES}
 
 
 def build_pair(options: argparse.Namespace) -> dict[str, Any]:
@@ -155,7 +155,66 @@ def engine_stage(folder: Path) -> dict[str, Any]:
     }
 
 
-STAGES: dict[str, Callable[[Path], dict[str, Any]]] = {"export": export_stage, "engine": engine_stage}
+def portable_stage(folder: Path) -> dict[str, Any]:
+    """The float32 portable graphs, the fused draft graph's twin and their weights."""
+    import shutil
+
+    from dspine_export.checkpoint.load import open_checkpoint
+    from dspine_export.checkpoint.target import read_target
+    from dspine_export.lowering.portable import export_portable
+
+    out = folder / "portable"
+    shutil.rmtree(out, ignore_errors=True)
+
+    def export() -> None:
+        checkpoint, target = open_checkpoint(folder / "pair" / "drafter"), read_target(folder / "pair" / "target")
+        export_portable(checkpoint, target, out, folder / "onnx")
+
+    figures = measured(export)
+    return figures | {"files_bytes": {path.name: path.stat().st_size for path in sorted(out.iterdir())}}
+
+
+def verify_stage(folder: Path) -> dict[str, Any]:
+    """Those graphs in ONNX Runtime against the torch model, on a target whose two matrices are random, not the generator's zeros."""
+    import torch
+    from safetensors.torch import save_file
+
+    from dspine_export.checkpoint.load import open_checkpoint
+    from dspine_export.checkpoint.target import read_target
+    from dspine_export.lowering.verify import VerificationReport, require_passed, verify_onnx
+
+    checkpoint, dense = open_checkpoint(folder / "pair" / "drafter"), folder / "pair" / "dense-target"
+    if not dense.exists():
+        dense.mkdir()
+        shape = (checkpoint.config.vocab_size, checkpoint.config.hidden_size)
+        matrices = {
+            n: torch.randn(shape, dtype=torch.bfloat16) for n in ("model.embed_tokens.weight", "lm_head.weight")
+        }
+        save_file(matrices, dense / "model.safetensors")
+        (dense / "config.json").write_bytes((folder / "pair" / "target" / "config.json").read_bytes())
+        del matrices
+    reports: list[VerificationReport] = []
+    cases = ((1, 33), (2, 7))
+    figures = measured(
+        lambda: reports.append(verify_onnx(checkpoint, read_target(dense), folder / "portable", cases=cases))
+    )
+    require_passed(reports[0])
+    report = reports[0]
+    return figures | {
+        "cases": cases,
+        "tokens": report.tokens,
+        "near_ties": report.near_ties,
+        "largest_error": report.largest_error,
+        "graphs": report.graphs,
+    }
+
+
+STAGES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "export": export_stage,
+    "engine": engine_stage,
+    "portable": portable_stage,
+    "verify": verify_stage,
+}
 
 
 def engine_figures(engine: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ MIN_STRETCH = 192
 
 @dataclass(frozen=True)
 class CacheView:
-    """Keys and values [N, L, Hkv, C, D] and lengths int64 [N]."""
+    """Keys and values [S, L, Hkv, C, D] and lengths int64 [S] of S slots."""
 
     keys: Tensor
     values: Tensor
@@ -52,20 +52,25 @@ class DraftPass:
 
     Args:
         weights: the packed drafter. cache: the context cache it attends; capacity C bounds the work, lengths decide it.
+        batch: N <= S sequences a pass drafts for; None: all S slots of the cache.
 
     Attributes:
+        slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
         anchor_ids int64 [N], temperature float32 [N], uniforms float32 [N, B-1]: inputs, written by the caller before `launch`.
         tokens int64 [N, B-1], candidate_ids int64 [N*(B-1), K], scores float32 [N, B-1, K, K], q float32 [N, B-1, K]: results.
         steps: what `launch` runs, in order.
     """
 
-    def __init__(self, config: DrafterConfig, weights: PackedDrafter, cache: CacheView) -> None:
+    def __init__(
+        self, config: DrafterConfig, weights: PackedDrafter, cache: CacheView, batch: int | None = None
+    ) -> None:
         self.config, self.weights, self.cache = config, weights, cache
-        self.batch, self.block = cache.keys.shape[0], config.block_size
+        self.batch, self.block = batch or cache.keys.shape[0], config.block_size
         self.rows, self.eps = self.batch * self.block, config.rms_norm_eps
         like = weights.embed_tokens
         n, slots, device = self.batch, config.block_size - 1, like.device
         k = config.transfer.top_k if config.transfer is not None else 1
+        self.slots = torch.arange(n, device=device)
         self.anchor_ids = torch.zeros(n, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(n, device=device)
         self.uniforms = torch.zeros(n, slots, device=device)
@@ -160,6 +165,7 @@ class DraftPass:
             self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
             cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
             block=self.block, causal=self.config.is_causal, window=layer.window, stretch=self.stretch, splits=self.splits,
+            slots=self.slots,
         )  # fmt: skip
 
     def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
@@ -211,12 +217,16 @@ class ContextPass:
     """Projects T committed rows per sequence and appends counts[n] of them; advances the lengths on the device.
 
     Attributes:
-        target_hidden: [N, T, A*d] and counts: int64 [N], inputs written by the caller before `launch`.
+        target_hidden: [N, T, A*d], counts: int64 [N] and slots: int64 [N] (the cache row of every sequence, row n at first; rows may
+            repeat where the counts are 0), inputs written by the caller before `launch`. N is `batch`, or all S slots of the cache.
     """
 
-    def __init__(self, config: DrafterConfig, weights: PackedDrafter, cache: CacheView, tokens: int) -> None:
+    def __init__(
+        self, config: DrafterConfig, weights: PackedDrafter, cache: CacheView, tokens: int, batch: int | None = None
+    ) -> None:
         self.config, self.weights, self.cache = config, weights, cache
-        batch, like = cache.keys.shape[0], weights.embed_tokens
+        batch, like = batch or cache.keys.shape[0], weights.embed_tokens
+        self.slots = torch.arange(batch, device=like.device)
         self.target_hidden = like.new_zeros(batch, tokens, config.num_taps * config.hidden_size)
         self.counts = torch.zeros(batch, dtype=torch.int64, device=like.device)
         self.context = like.new_empty(batch * tokens, config.hidden_size)
@@ -232,6 +242,6 @@ class ContextPass:
             torch.mm(self.normed, layer.context.T, out=self.rows.flatten(0, 1))
             append_context(
                 self.rows, layer.k_norm, eps, weights.cos, weights.sin, cache.lengths, self.counts,
-                cache.keys[:, index], cache.values[:, index],
+                cache.keys[:, index], cache.values[:, index], self.slots,
             )  # fmt: skip
-        cache.lengths.add_(self.counts)
+        cache.lengths.index_add_(0, self.slots, self.counts)

@@ -29,14 +29,16 @@ def _normed_halves(base, row_ok, weight, cos, sin, positions, eps, DIM: tl.const
 
 @triton.jit
 def _attend(
-    qkv, q_norm, k_norm, cos, sin, lengths, keys, values, partial, stats, capacity, row_stride, sequence_stride, eps, scale,
+    qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, partial, stats, capacity, row_stride, sequence_stride, eps, scale,
     block, window, stretch, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     n, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
-    length = tl.load(lengths + n)
+    owner = tl.load(slots + n) if SLOTS else n
+    length = tl.load(lengths + owner)
     rq = tl.arange(0, BQ)
     slot = rq % BB
     head = kv_head * group + rq // BB
@@ -79,7 +81,7 @@ def _attend(
             weights.to(kind), tl.load(v + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0), input_precision=PRECISION
         )
     else:
-        base = n.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
+        base = owner.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
         end = tl.minimum(begin + stretch, length)
         for start in range(begin, end, BC):
             column = start + tl.arange(0, BC)
@@ -147,32 +149,34 @@ def partial_sizes(batch: int, kv_heads: int, heads: int, dim: int, block: int, s
 def block_attention(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, lengths: Tensor,
     keys: Tensor, values: Tensor, out: Tensor, partial: Tensor, stats: Tensor,
-    *, block: int, causal: bool, window: int | None, stretch: int, splits: int,
+    *, block: int, causal: bool, window: int | None, stretch: int, splits: int, slots: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one layer's block rows over [cached context ; own block].
 
     Args:
         qkv: [N*B, (H + 2 Hkv) D] raw projections.
         cos, sin: [positions, D/2] rotation tables; positions must reach lengths + B.
-        lengths: int64 [N] on the device; never read by the host.
-        keys, values: [N, Hkv, C, D], one layer of the cache (a view; the sequence stride may be larger).
+        lengths: int64 [S] on the device; never read by the host.
+        keys, values: [S, Hkv, C, D], one layer of the cache (a view; the sequence stride may be larger).
         out: [N*B, H*D], written.
         partial, stats: float32 scratch, see `partial_sizes`.
         stretch, splits: context keys per program, and number of programs per key head: ceil(longest context / stretch) + 1.
+        slots: int64 [N] on the device, the cache row (and length) of every sequence; None: sequence n owns row n.
 
     Returns:
         out.
     """
-    batch, kv_heads, capacity, dim = keys.shape
-    heads = out.shape[1] // dim
+    _, kv_heads, capacity, dim = keys.shape
+    batch, heads = out.shape[0] // block, out.shape[1] // dim
     wide = qkv.element_size() == 4
     bb = max(16, triton.next_power_of_2(block))
     bq = triton.next_power_of_2(heads // kv_heads) * bb
     _attend[(batch, kv_heads, splits)](
-        qkv, q_norm, k_norm, cos, sin, lengths, keys, values, partial, stats, capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5,
+        qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, partial, stats, capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5,
         block, window or 0, stretch, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
         HALF=max(16, triton.next_power_of_2(dim // 2)), BQ=bq, BB=bb, BC=32 if wide else 64, PRECISION="ieee" if wide else "tf32",
+        SLOTS=slots is not None,
         num_warps=4, num_stages=1 if wide else 2,
     )  # fmt: skip
     _merge[(batch * block, heads)](

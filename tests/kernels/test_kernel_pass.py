@@ -41,3 +41,28 @@ def test_pass_equals_golden(case: str, device: torch.device) -> None:
     assert torch.equal(draft.candidate_ids.view_as(io["candidate_ids"]), io["candidate_ids"])
     bound = TOLERANCES["float32"]
     torch.testing.assert_close(draft.scores, io["transition_scores"], atol=bound.absolute, rtol=bound.relative)
+
+
+def test_any_subset_of_slots(device: torch.device) -> None:
+    """Sequences in a larger cache, in another order: the same tokens, and lengths advanced at their own slots only."""
+    io = {name: tensor.to(device) for name, tensor in load_file(GOLDEN / "b4_mha_k1" / "io.safetensors").items()}
+    checkpoint = load_checkpoint(GOLDEN / "b4_mha_k1" / "drafter")
+    drafter = checkpoint.bind(embed_tokens=io["embed_tokens.weight"], lm_head=io["lm_head.weight"])
+    weights = pack(drafter, max_positions=128)
+    batch, tokens = io["target_hidden"].shape[:2]
+    state = drafter.new_state(batch + 3, 64)
+    cache = CacheView(state.keys, state.values, state.lengths)
+    slots = torch.arange(batch, device=device).flip(0) + 2
+    append = ContextPass(drafter.config, weights, cache, tokens, batch=batch)
+    append.target_hidden.copy_(io["target_hidden"])
+    append.counts.copy_(io["context_lengths"])
+    append.slots.copy_(slots)
+    append.launch()
+    lengths = torch.zeros(batch + 3, dtype=torch.int64, device=device)
+    lengths[slots] = io["context_lengths"]
+    assert torch.equal(cache.lengths, lengths)
+    draft = DraftPass(drafter.config, weights, cache, batch=batch)
+    draft.anchor_ids.copy_(io["anchor_ids"])
+    draft.slots.copy_(slots)
+    draft.launch()
+    assert torch.equal(draft.tokens, io["draft_tokens"])

@@ -148,6 +148,13 @@ def test_block_attention(
         )  # fmt: skip
         want = block_attention_reference(qkv, *norms, 1e-6, cos, sin, lengths, *cache, heads, block, causal, window)
         close(out, want, dtype)
+        subset = torch.tensor([2, 0], device=device)  # sequences that own other rows of the cache than their own index
+        out = poisoned(2 * block, heads * dim, device=device, dtype=dtype)
+        block_attention(
+            torch.cat((qkv[2 * block :], qkv[:block])), *norms, 1e-6, cos, sin, lengths, *cache, out, *scratch,
+            block=block, causal=causal, window=window, stretch=stretch, splits=splits, slots=subset,
+        )  # fmt: skip
+        close(out, torch.cat((want[2 * block :], want[:block])), dtype)
 
 
 def test_append_context(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -164,6 +171,11 @@ def test_append_context(device: torch.device, dtypes: tuple[torch.dtype, ...]) -
         for g, w in zip(got, want, strict=True):
             close(g[:, 1], w, dtype)
             assert not bool(g[:, 0].any())
+        slots = torch.tensor([2, 0], device=device)
+        moved = [torch.zeros(3, heads, 16, dim, device=device, dtype=dtype) for _ in range(2)]
+        append_context(rows[[2, 0]], norm, 1e-6, cos, sin, lengths, counts[[2, 0]], *moved, slots)
+        for m, w in zip(moved, want, strict=True):
+            close(m, w, dtype)  # sequence 1 appends nothing
 
 
 @pytest.mark.parametrize(("block", "count", "hidden", "m"), [(2, 4, 40, 8), (8, 16, 136, 40), (4, 5, 264, 16)])

@@ -1,0 +1,1 @@
+"""Serving on Triton Inference Server. Importing this package loads nothing heavy."""

@@ -1,0 +1,1 @@
+"""The Python-based backend ``dspine``. Nothing here imports Triton before the server calls it."""

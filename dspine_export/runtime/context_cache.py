@@ -54,6 +54,24 @@ def reserve(state: DraftState, columns: int, limit: int | None) -> None:
         setattr(state, name, new)
 
 
-def select_rows(state: DraftState, rows: Tensor) -> DraftState:
-    """The sequences `rows` (int64 [M]) of a batch, copied."""
-    return DraftState(state.keys[rows], state.values[rows], state.lengths[rows])
+def select_rows(state: DraftState, rows: Tensor, columns: int | None = None) -> DraftState:
+    """The sequences `rows` (int64 [M]) of a batch, copied; of their cache the first `columns` only."""
+    keys, values = (cache[:, :, :, :columns][rows] for cache in (state.keys, state.values))
+    return DraftState(keys, values, state.lengths[rows])
+
+
+def store_rows(state: DraftState, rows: Tensor | None, keys: Tensor, values: Tensor, counts: Tensor) -> None:
+    """Stores the first counts[n] of T new columns behind sequence rows[n] (None: n) and advances its length.
+
+    keys, values [N, L, Hkv, T, D]; counts int64 [N]; there must be room, see `reserve`.
+    """
+    if rows is None:
+        state.append(keys, values, counts)
+        return
+    column = torch.arange(keys.shape[3], device=keys.device)
+    sequence, source = (column < counts[:, None]).nonzero(as_tuple=True)
+    slot = rows[sequence]
+    target = state.lengths[slot] + source
+    state.keys[slot, :, :, target] = keys[sequence, :, :, source]
+    state.values[slot, :, :, target] = values[sequence, :, :, source]
+    state.lengths = state.lengths.index_add(0, rows, counts)

@@ -41,7 +41,7 @@ class OnnxExecutor(CachedExecutor):
         return out["new_keys"], out["new_values"]
 
     @torch.no_grad()
-    def draft_from(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
+    def draft(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         feeds = {"anchor_ids": anchor_ids, "context_lengths": state.lengths, "keys": state.keys, "values": state.values}
         out = self._draft.run(feeds | {"temperature": temperature, "uniforms": uniforms} | self._tables)
         return draft_output(out)

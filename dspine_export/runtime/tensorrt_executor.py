@@ -65,7 +65,7 @@ class TensorrtExecutor(CachedExecutor):
         return out["new_keys"][:, :, :, :tokens], out["new_values"][:, :, :, :tokens]
 
     @torch.no_grad()
-    def draft_from(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
+    def draft(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         feeds = {"anchor_ids": anchor_ids, "context_lengths": state.lengths, "keys": state.keys, "values": state.values}
         return draft_output(self._draft.run(feeds | {"temperature": temperature, "uniforms": uniforms} | self._tables))
 

@@ -25,7 +25,7 @@ class TorchExecutor(CachedExecutor):
         return self.drafter.model.context_keys_values(target_hidden, positions)
 
     @torch.no_grad()
-    def draft_from(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
+    def draft(self, state: DraftState, anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         if not self.config.is_dspine:
             return self.drafter.draft_from(state, anchor_ids)  # drafts greedily at every temperature
         return self.drafter.draft_from(state, anchor_ids, temperature, uniforms=uniforms)

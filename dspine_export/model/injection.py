@@ -49,7 +49,7 @@ class AdjacentInjection(nn.Module):
 
     def predicted_feature(self, layer: int, hidden: Tensor) -> Tensor:
         """phi_l(h) = sqrt(r) normalise(R_l h), normalised in float32. hidden [N, B, d] -> [N, B, r]"""
-        return (normalise(self.readouts[layer](hidden)) * math.sqrt(self.rank)).to(hidden.dtype)
+        return predicted_feature(hidden, self.readout_weight(layer))
 
     def forward(self, layer: int, hidden: Tensor, feature: Tensor, anchor_feature: Tensor) -> Tensor:
         """Writes slot i-1 into slot i; slot 0 (the anchor) is copied.
@@ -72,6 +72,12 @@ class AdjacentInjection(nn.Module):
             self.bias,
             self.write_weight(layer),
         )
+
+
+def predicted_feature(hidden: Tensor, readout_weight: Tensor) -> Tensor:
+    """phi(h) = sqrt(r) normalise(R h), normalised in float32. hidden [..., d], readout_weight [r, d] -> [..., r]"""
+    readout = F.linear(hidden, readout_weight)
+    return (normalise(readout) * math.sqrt(readout.shape[-1])).to(hidden.dtype)
 
 
 def inject(

@@ -1,0 +1,120 @@
+"""From the last layer's states to drafted tokens: last injection, candidates, transition cache, walk. Fixed shapes, nothing read back.
+
+The backbone stops before its last injection, because that is the state the transition cache starts from. Symbols: N sequences, B block
+(1 anchor + T slots), d hidden, m message, K candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dspine_export.model.injection import inject, predicted_feature
+from dspine_export.model.transition import predecessor_ids, walk
+from dspine_export.vllm.injection_weights import FoldedInjection
+from dspine_export.vllm.target_head import TargetHead
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How the walk picks: float32 temperature [N] (0 is greedy) and uniforms [N, T]; tokens int64 [N, T] receives the draft."""
+
+    temperature: Tensor
+    uniforms: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class BlockDecoder:
+    """The weights this stage reads.
+
+    Attributes:
+        norm_weight: gain [d] of the final norm. count: K.
+    """
+
+    injection: FoldedInjection
+    norm_weight: Tensor
+    eps: float
+    head: TargetHead
+    block: int
+    count: int
+
+    def decode(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Drafts one block per sequence into `draws.tokens`.
+
+        Args:
+            pre_injection: [N*B, d], the last layer's states before its injection.
+            anchor_ids: int64 [N].
+
+        Returns:
+            candidate_ids int64 [N, T, K] and q float32 [N, T, K], the very rows walked (one-hot where greedy).
+        """
+        run = self._fused if pre_injection.is_cuda else self._eager
+        return run(pre_injection, anchor_ids, draws)
+
+    def _eager(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        weights, pre = self.injection, pre_injection.view(-1, self.block, pre_injection.shape[-1])
+        receiver, predecessor, message = weights.gates.chunk(3)
+        readout, write = weights.readout_weight(-1), weights.write_weight(-1)
+        feature = predicted_feature(pre, readout)
+        anchors = F.embedding(anchor_ids, weights.token_table)
+        injected = inject(pre, feature, anchors, message, receiver, predecessor, weights.bias, write)
+        hidden = F.rms_norm(injected, self.norm_weight.shape, self.norm_weight, self.eps)
+        candidate_ids = self.head.candidates(hidden[:, 1:], self.count)
+        gates = F.linear(feature[:, 1:], receiver) + weights.bias
+        scores = self._score(pre[:, 1:], gates, anchor_ids, candidate_ids)
+        tokens, q = walk(scores, candidate_ids, draws.temperature, draws.uniforms)
+        draws.tokens.copy_(tokens)
+        return candidate_ids, q
+
+    def _score(self, pre: Tensor, receiver_gate: Tensor, anchor_ids: Tensor, candidate_ids: Tensor) -> Tensor:
+        """The transition cache by the eager model's function. pre [N, T, d], receiver_gate [N, T, m] -> float32 [N, T, K, K]"""
+        rows = F.embedding(predecessor_ids(anchor_ids, candidate_ids), self.injection.token_table)
+        message, gate = rows.chunk(2, dim=-1)
+        write = self.injection.write_weight(-1)
+        return self.head.score_pairs(
+            pre, receiver_gate, message, gate, candidate_ids, write, self.norm_weight, self.eps
+        )
+
+    def _fused(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        from dspine_kernels.injection import gated_messages
+        from dspine_kernels.rows import write_and_norm
+        from dspine_kernels.transition import lattice_walk
+
+        weights, write = self.injection, self.injection.write_weight(-1)
+        rows, m, device = pre_injection.shape[0], write.shape[1], pre_injection.device
+        feature = torch.mm(pre_injection, weights.readout_weight(-1).T)
+        projected = torch.mm(feature, weights.gates.T)
+        z, receiver = pre_injection.new_empty(rows, m), torch.empty(rows, m, device=device)
+        gated_messages(feature, projected, weights.bias, weights.token_table, anchor_ids, z, self.block, receiver)
+        injected, normed = torch.empty_like(pre_injection), torch.empty_like(pre_injection)
+        squares, update = torch.empty(rows, device=device), torch.mm(z, write.T)
+        write_and_norm(pre_injection, update, self.norm_weight, self.eps, self.block, injected, normed, squares)
+        candidate_ids = self.head.fused_candidates(normed, self.block, self.count)
+        scores = self._fused_scores(pre_injection, squares, receiver, anchor_ids, candidate_ids)
+        q = torch.empty(candidate_ids.shape, device=device)
+        lattice_walk(scores, candidate_ids, draws.temperature, draws.uniforms, draws.tokens, q)
+        return candidate_ids, q
+
+    def _fused_scores(
+        self, pre_injection: Tensor, squares: Tensor, receiver: Tensor, anchor_ids: Tensor, candidate_ids: Tensor
+    ) -> Tensor:
+        from dspine_kernels.transition import transition_scores
+        from dspine_kernels.transition.kernel import partial_size
+
+        if self.head.shards > 1:  # rows of the head live on other ranks
+            pre, gates = (x.view(-1, self.block, x.shape[-1])[:, 1:] for x in (pre_injection, receiver))
+            return self._score(pre, gates.to(pre.dtype), anchor_ids, candidate_ids)
+        write, device = self.injection.write_weight(-1), pre_injection.device
+        hidden, m = write.shape
+        batch, slots, count = candidate_ids.shape
+        pairs = batch * slots * count
+        return transition_scores(
+            pre_injection, squares, receiver, anchor_ids, candidate_ids, self.injection.token_table, write,
+            self.norm_weight, self.head.weight, self.eps, torch.empty(batch, slots, count, count, device=device),
+            pre_injection.new_empty(pairs, m), pre_injection.new_empty(pairs, hidden),
+            torch.empty(partial_size(batch * slots, hidden, count), device=device), self.block,
+        )  # fmt: skip

@@ -1,0 +1,145 @@
+"""`DSpineDraftModel`: the drafter inside vLLM's Model Runner V2, behind the interface of its DFlash and DSpark drafters.
+
+vLLM's speculator stores the context's keys and values (`precompute_and_store_context_kv`), runs `forward` over one flattened block of
+1 anchor + T masks per request through vLLM's attention layers, and calls `sample_sequential`; all of it is recorded in one CUDA graph.
+Backbone and context come from vLLM's DFlash classes. What DSpine adds is in `block_injection`, `block_decoding` and `proposal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM, DFlashQwen3Model
+
+from dspine_export.errors import UsageError
+from dspine_export.vllm.block_decoding import BlockDecoder
+from dspine_export.vllm.block_injection import block_injection
+from dspine_export.vllm.drafter_sizes import drafter_config
+from dspine_export.vllm.injection_weights import FoldedInjection
+from dspine_export.vllm.proposal import Proposal
+from dspine_export.vllm.target_head import TargetHead
+from dspine_export.vllm.weight_names import canonical, is_injection
+
+# Float32 logits of a whole batch would be the largest buffer of the process; blocks are decoded so many requests at a time.
+REQUESTS_PER_PASS = 64
+
+
+class DSpineBackbone(DFlashQwen3Model):  # type: ignore[misc]
+    """The decoder layers with the injection after each but the last, whose states `sample_sequential` continues from."""
+
+    def __init__(self, *, vllm_config: Any, start_layer_id: int = 0, prefix: str = "") -> None:
+        drafter = vllm_config.speculative_config.draft_model_config.hf_config
+        # The rotary tables end there, and the server may go further than the drafter was trained for.
+        limit = max(drafter.max_position_embeddings, vllm_config.model_config.max_model_len)
+        drafter.max_position_embeddings = limit
+        super().__init__(vllm_config=vllm_config, start_layer_id=start_layer_id, prefix=prefix)
+        self.drafter = drafter_config(self.config)
+        self.injection = FoldedInjection(self.drafter)
+        self.block = 1 + vllm_config.speculative_config.num_speculative_tokens
+
+    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None = None) -> Tensor:
+        """States of the last layer before its injection, [rows, d], for rows of flattened blocks."""
+        hidden = self.embed_input_ids(input_ids) if input_embeds is None else input_embeds
+        anchors = input_ids[:: self.block].long()
+        normed = self.layers[0].input_layernorm(hidden)
+        for index, layer in enumerate(self.layers):
+            attended = layer.self_attn(positions=positions, hidden_states=normed)
+            normed, residual = layer.post_attention_layernorm(attended, hidden)
+            hidden = layer.mlp(normed) + residual
+            if index + 1 < len(self.layers):
+                hidden, normed = self._inject(index, hidden, anchors)
+        return hidden
+
+    def _inject(self, index: int, hidden: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        weights, following = self.injection, self.layers[index + 1].input_layernorm
+        return block_injection(
+            hidden, anchors, weights.readout_weight(index), weights.gates, weights.bias, weights.token_table,
+            weights.write_weight(index), following.weight, following.variance_epsilon, self.block,
+        )  # fmt: skip
+
+
+class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
+    """A DSpine drafter. Embedding and head are the target's; the injection is replicated on every tensor-parallel rank."""
+
+    model_cls = DSpineBackbone
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._decoder: BlockDecoder | None = None
+        self._proposal: Proposal | None = None
+
+    @torch.inference_mode()
+    def sample_sequential(self, speculator: Any, num_reqs: int, head_hidden: Tensor) -> bool:
+        """Decodes ``num_reqs`` blocks into ``speculator.draft_tokens``; called by vLLM in place of its Markov sampling.
+
+        Args:
+            head_hidden: [rows, d] as `forward` returned it, padding rows behind the blocks.
+
+        Returns:
+            True: the step is done.
+        """
+        decoder, proposal = self._prepare(speculator)
+        block, ids = decoder.block, speculator.input_buffers.input_ids
+        for start in range(0, num_reqs, REQUESTS_PER_PASS):
+            stop = min(start + REQUESTS_PER_PASS, num_reqs)
+            rows = slice(start * block, stop * block)
+            draws = proposal.draws(start, stop)
+            candidate_ids, q = decoder.decode(head_hidden[rows], ids[rows][::block].long(), draws)
+            proposal.publish(start, stop, draws, candidate_ids, q)
+        return True
+
+    def _prepare(self, speculator: Any) -> tuple[BlockDecoder, Proposal]:
+        """Made at the first call, an eager one, when the target's head is in place."""
+        if self._decoder is None or self._proposal is None:
+            backbone = self.model
+            _check_layout(speculator, backbone.block)
+            count = backbone.drafter.transfer.top_k
+            norm = backbone.norm
+            head = TargetHead.of(self.lm_head, norm.weight.dtype)
+            self._decoder = BlockDecoder(
+                backbone.injection, norm.weight, norm.variance_epsilon, head, backbone.block, count
+            )
+            self._proposal = Proposal(speculator, count)
+        return self._decoder, self._proposal
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """From a SpecForge checkpoint or a directory of ``build --target vllm`` (see `weight_names`).
+
+        Raises:
+            CheckpointError: the injection's tensors are not all there.
+        """
+        injection: dict[str, Tensor] = {}
+
+        def backbone() -> Iterator[tuple[str, Tensor]]:
+            for stored, value in weights:
+                name = canonical(stored)
+                if is_injection(name):
+                    injection[name] = value
+                else:
+                    yield name, self._in_layer_order(value) if name == "fc.weight" else value
+
+        super().load_weights(backbone())
+        self.model.injection.load(injection)
+
+    def _in_layer_order(self, fc: Tensor) -> Tensor:
+        """fc's columns for taps in ascending layer order, in which vLLM collects them. [d, A*d] -> the same"""
+        taps = self.model.drafter.target_layer_ids
+        order = sorted(range(len(taps)), key=taps.__getitem__)
+        return fc.unflatten(1, (len(taps), -1))[:, order].flatten(1)
+
+
+def _check_layout(speculator: Any, block: int) -> None:
+    if speculator.num_query_per_req != block:
+        raise UsageError(
+            "vLLM lays the drafter's blocks out as for DSpark: the anchor predicts",
+            where="sample_from_anchor",
+            got=f"{speculator.num_query_per_req} rows a request",
+            expected=f"{block}: the anchor and {block - 1} masks",
+            fix='set "sample_from_anchor": false in the drafter\'s config.json (build --target vllm does)',
+        )
+
+
+EntryClass: type[nn.Module] = DSpineDraftModel

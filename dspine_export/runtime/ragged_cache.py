@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspine_export.runtime.slot_cache import SlotView
+
 ATTENTION = "dspine_ragged"
 
 
@@ -41,6 +43,10 @@ class RaggedCache:
     @property
     def capacity(self) -> int:
         return int(self.keys[0].shape[2])
+
+    def next_positions(self, count: int) -> Tensor:
+        """Positions of the next `count` tokens of every row, int64 [N, count]."""
+        return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
 
     def begin(self, positions: Tensor) -> Tensor:
         """Announces the positions, int64 [N, T], of the next pass; returns its mask, bool [N, 1, T, C']: key position <= own position."""
@@ -68,7 +74,7 @@ def ragged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    ragged_cache: RaggedCache,
+    ragged_cache: RaggedCache | SlotView,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """An attention function in transformers' interface. query [N, H, T, D], key and value [N, Hkv, T, D] -> [N, T, H, D]"""

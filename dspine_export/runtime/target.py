@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dspine_export.errors import UsageError
 from dspine_export.runtime.ragged_cache import RaggedCache
+from dspine_export.runtime.slot_cache import SlotCache, SlotView
 
 PREFILL_CHUNK_TOKENS = 512  # bounds the mask and the activations of a long prompt
 
@@ -69,10 +70,17 @@ class TargetExecutor:
     @torch.no_grad()
     def new_state(self, batch: int, capacity: int) -> RaggedCache:
         """An empty cache of `capacity` positions for each of `batch` sequences."""
+        return RaggedCache.empty(self.config.num_hidden_layers, self._cache_shape(batch, capacity), self.embed_tokens)
+
+    @torch.no_grad()
+    def new_slots(self, slots: int, capacity: int) -> SlotCache:
+        """Empty slots of `capacity` positions, for sequences that come and go; `states` and `verify` take views of it."""
+        return SlotCache(self.config.num_hidden_layers, self._cache_shape(slots, capacity), self.embed_tokens)
+
+    def _cache_shape(self, rows: int, capacity: int) -> tuple[int, int, int, int]:
         config = self.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (batch, config.num_key_value_heads, capacity, head_dim)
-        return RaggedCache.empty(config.num_hidden_layers, shape, self.embed_tokens)
+        return rows, config.num_key_value_heads, capacity, head_dim
 
     @torch.no_grad()
     def prefill(self, state: RaggedCache, prompts: Sequence[Sequence[int]], sink: HiddenSink) -> Tensor:
@@ -85,23 +93,25 @@ class TargetExecutor:
         ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
-        self._check_ids(ids)
+        self.check_ids(ids)
         last = torch.empty(len(prompts), self.config.hidden_size, dtype=self.embed_tokens.dtype, device=self.device)
         for start in range(0, longest, PREFILL_CHUNK_TOKENS):
             piece = ids[:, start : start + PREFILL_CHUNK_TOKENS].to(self.device)
-            normed, hidden = self._forward(state, piece)
+            normed, hidden = self.states(state, piece)
             ends = ((lengths > start) & (lengths <= start + piece.shape[1])).nonzero().squeeze(1)
             last[ends] = normed[ends, lengths[ends] - start - 1]
             sink(hidden, (lengths - start).clamp(0, piece.shape[1]))
             state.lengths = state.lengths + piece.shape[1]  # padding included, so that the next piece lines up
         state.lengths = lengths
-        return self._logits(last)
+        return self.logits(last)
 
     @torch.no_grad()
-    def verify(self, state: RaggedCache, block: Tensor) -> TargetStep:
-        """Runs [anchor, drafts ...] int64 [N, T] behind the committed tokens. Nothing is committed until `commit`."""
-        normed, hidden = self._forward(state, block)
-        return TargetStep(self._logits(normed), hidden)
+    def verify(self, state: RaggedCache | SlotView, block: Tensor) -> TargetStep:
+        """Runs [anchor, drafts ...] int64 [N, T] behind the committed tokens. Nothing is committed until `commit` (or, for slots,
+        `SlotCache.advance`).
+        """
+        normed, hidden = self.states(state, block)
+        return TargetStep(self.logits(normed), hidden)
 
     def commit(self, state: RaggedCache, counts: Tensor) -> None:
         """Keeps the first counts[n] tokens of the block just verified, int64 [N]; the rest is forgotten."""
@@ -112,9 +122,10 @@ class TargetExecutor:
         """Keeps the sequences `rows`, int64 [M], of a batch."""
         return state.select(rows)
 
-    def _forward(self, state: RaggedCache, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Final-normed states [N, T, d] and tapped states [N, T, A*d] of ids [N, T]."""
-        positions = state.lengths[:, None] + torch.arange(ids.shape[1], device=ids.device)
+    @torch.no_grad()
+    def states(self, state: RaggedCache | SlotView, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Final-normed states [N, T, d] and tapped states [N, T, A*d] of ids int64 [N, T] behind the committed tokens."""
+        positions = state.next_positions(ids.shape[1])
         mask = state.begin(positions)
         out = self.model.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, ragged_cache=state
@@ -124,7 +135,9 @@ class TargetExecutor:
         normed = out.last_hidden_state
         return normed, torch.cat(hidden, dim=-1) if hidden else normed[..., :0]
 
-    def _logits(self, normed: Tensor) -> Tensor:
+    @torch.no_grad()
+    def logits(self, normed: Tensor) -> Tensor:
+        """float32 [..., V] of final-normed states [..., d]."""
         return self.model.get_output_embeddings()(normed).float()
 
     def _hook(self, layer: int) -> Callable[..., None]:
@@ -133,7 +146,8 @@ class TargetExecutor:
 
         return keep
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def check_ids(self, ids: Tensor) -> None:
+        """Raises UsageError at a token outside the target's vocabulary."""
         rows = self.embed_tokens.shape[0]
         if bool(((ids < 0) | (ids >= rows)).any()):
             got = f"{int(ids.min())} .. {int(ids.max())}"

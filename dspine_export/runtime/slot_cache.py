@@ -1,0 +1,84 @@
+"""The target's key/value cache for continuous batching: slots that are filled, read and emptied one by one.
+
+Storage is allocated once, keys and values [S, Hkv, C, D] per layer. A pass concerns some slots (`view`); the others are neither read nor
+written, so a sequence that joins or leaves costs the rest nothing. Lengths live on the host, where the scheduler needs them: a pass never
+waits for the device to learn its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+COLUMN_STEP = 64  # attended columns are rounded up to it, so that kernels see few shapes, and aligned ones
+
+
+class SlotCache:
+    """Keys and values of S slots; `lengths[s]` counts the committed tokens of slot s. Capacity C includes room for one block."""
+
+    def __init__(self, layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
+        self.keys = [like.new_zeros(shape) for _ in range(layers)]
+        self.values = [like.new_zeros(shape) for _ in range(layers)]
+        self.slots, self.capacity = shape[0], shape[2]
+        self.lengths = [0] * self.slots
+
+    def view(self, rows: Sequence[int]) -> SlotView:
+        """What one pass over the slots `rows` works on."""
+        return SlotView(self, rows)
+
+    def advance(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Commits the first counts[n] tokens of the pass just made over slot rows[n]."""
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+
+    def reset(self, row: int, *, erase: bool = False) -> None:
+        """Empties a slot. Old columns are masked until overwritten; `erase` clears them, which values that are not finite need:
+        a weight of 0 does not hide them.
+        """
+        self.lengths[row] = 0
+        if erase:
+            for cache in (*self.keys, *self.values):
+                cache[row].zero_()
+
+
+class SlotView:
+    """Some slots of a `SlotCache` during one pass, with the interface `ragged_cache.ragged_attention` writes through."""
+
+    def __init__(self, cache: SlotCache, rows: Sequence[int]) -> None:
+        self._cache, self._starts = cache, [cache.lengths[row] for row in rows]
+        self._device = cache.keys[0].device
+        first, count = rows[0], len(rows)
+        # Neighbouring slots are read in place, others are gathered.
+        contiguous = list(rows) == list(range(first, first + count))
+        self._range = (first, count) if contiguous else None
+        self._index = torch.tensor(list(rows), device=self._device)
+        self._positions, self._columns = self._index[:, None], 0
+
+    def next_positions(self, count: int) -> Tensor:
+        """Positions of the next `count` tokens of every row, int64 [N, count]."""
+        positions = np.asarray(self._starts)[:, None] + np.arange(count)
+        # Padding behind a short row may run over the end; nobody reads the last column before it is written again.
+        np.minimum(positions, self._cache.capacity - 1, out=positions)
+        last = min(max(self._starts) + count, self._cache.capacity)
+        self._columns = min(-(-last // COLUMN_STEP) * COLUMN_STEP, self._cache.capacity)
+        return torch.from_numpy(positions).to(self._device)
+
+    def begin(self, positions: Tensor) -> Tensor:
+        """Announces the pass at `next_positions`; returns its mask, bool [N, 1, T, C']: key position <= own position."""
+        self._positions = positions
+        column = torch.arange(self._columns, device=self._device)
+        return (column <= positions.unsqueeze(-1)).unsqueeze(1)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the pass's keys and values [N, Hkv, T, D] of one layer; returns the first C' columns of the rows' cache."""
+        return self._store(self._cache.keys[layer], keys), self._store(self._cache.values[layer], values)
+
+    def _store(self, cache: Tensor, new: Tensor) -> Tensor:
+        cache[self._index[:, None], :, self._positions] = new.transpose(1, 2)
+        attended = cache[:, :, : self._columns]
+        if self._range is not None:
+            return attended.narrow(0, *self._range)
+        return attended.index_select(0, self._index)

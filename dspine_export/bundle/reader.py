@@ -33,11 +33,15 @@ class Bundle:
         return self.path / relative
 
 
-def is_bundle(path: Path) -> bool:
-    """Whether ``path`` is a directory with a dspine manifest, of any schema version and however damaged its files are."""
+def is_bundle(path: Path, form: str = FORMAT) -> bool:
+    """Whether ``path`` is a directory with a dspine manifest, of any schema version and however damaged its files are.
+
+    Args:
+        form: the ``format`` the manifest must name: another kind of output has a manifest of its own.
+    """
     try:
         with _readable(path, UsageError):
-            return _read_manifest(path).get("format") == FORMAT
+            return _read_manifest(path).get("format") == form
     except (UsageError, VerificationError):
         return False
 

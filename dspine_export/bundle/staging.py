@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dspine_export.bundle.failures import as_output_error
 from dspine_export.bundle.lock import locked
-from dspine_export.bundle.manifest import MANIFEST_NAME, Manifest
+from dspine_export.bundle.manifest import FORMAT, MANIFEST_NAME, Manifest
 from dspine_export.bundle.reader import Bundle, claimed_files, is_bundle, unlisted_files
 from dspine_export.errors import OutputError, VerificationError
 
@@ -26,8 +26,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NAME_BYTES = 255 - len(".building-") - len("..4194304-12345678")  # names beside the output carry its own
 
 
-def check_output(output: Path, *, force: bool) -> None:
+def check_output(output: Path, *, force: bool, form: str = FORMAT) -> None:
     """Refuse an output directory that must not be overwritten; an empty directory is free to use.
+
+    Args:
+        form: the manifest format of what may be replaced; other outputs than bundles have their own.
 
     Raises:
         OutputError: it is not a directory, cannot be made, holds something that is not a bundle or other files beside one, or is a
@@ -35,31 +38,32 @@ def check_output(output: Path, *, force: bool) -> None:
     """
     try:
         _check_place(Path(os.path.realpath(output)))
-        _check_contents(output, force=force)
+        _check_contents(output, force=force, form=form)
     except OSError as error:
         raise OutputError(
             "the output directory cannot be used", where=output, got=error.strerror, fix="choose another -o directory"
         ) from error
 
 
-def _check_contents(output: Path, *, force: bool) -> None:
+def _check_contents(output: Path, *, force: bool, form: str) -> None:
+    noun = form.removeprefix("dspine-").replace("-", " ")
     if not output.exists():
         return
     if not output.is_dir():
         raise OutputError("the output exists and is not a directory", where=output, fix="choose another -o directory")
     if not any(output.iterdir()):
         return
-    if not is_bundle(output):
+    if not is_bundle(output, form):
         raise OutputError(
-            "the output directory holds something that is not a dspine bundle",
+            f"the output directory holds something that is not a dspine {noun}",
             where=output,
-            expected="a new or empty directory, or a bundle with --force",
+            expected=f"a new or empty directory, or a {noun} with --force",
             fix="choose another -o directory; --force never overwrites other people's files",
         )
     if not force:
         fix = "add --force to replace it, or choose another -o directory"
-        raise OutputError("the output directory already holds a bundle", where=output, fix=fix)
-    _check_only_ours(output)
+        raise OutputError(f"the output directory already holds a {noun}", where=output, fix=fix)
+    _check_only_ours(output, noun)
 
 
 def _check_place(output: Path) -> None:
@@ -79,27 +83,30 @@ def _check_place(output: Path) -> None:
         raise OSError(errno.EACCES, f"{os.strerror(errno.EACCES)}: {parent}")
 
 
-def _check_only_ours(output: Path) -> None:
-    """Whatever a bundle does not list is somebody's own, and would go with it."""
+def _check_only_ours(output: Path, noun: str) -> None:
+    """Whatever a manifest does not list is somebody's own, and would go with it."""
     try:
         other = unlisted_files(output, claimed_files(output))
     except VerificationError as error:
         other = [Path(str(error.where))]
     if other:
         raise OutputError(
-            "the output directory holds a file that its bundle does not list",
+            f"the output directory holds a file that its {noun} does not list",
             where=other[0],
             fix="move it away, or choose another -o directory; --force never deletes other people's files",
         )
 
 
 @contextmanager
-def staged_bundle(output: Path, *, force: bool = False, seed: Bundle | None = None) -> Iterator[Path]:
+def staged_bundle(
+    output: Path, *, force: bool = False, seed: Bundle | None = None, form: str = FORMAT
+) -> Iterator[Path]:
     """Lock ``output`` and give a directory to fill; leaving the block without an error publishes it as ``output``.
 
     Args:
         force: replace an existing bundle, atomically, once the new one is complete.
         seed: a finished bundle whose files the new one starts from (hard links: a file is replaced, never written in place).
+        form: the manifest format of another output than a bundle.
 
     Raises:
         OutputError: locked, in the way, not writable, or the disk filled up. Nothing is left behind.
@@ -110,7 +117,7 @@ def staged_bundle(output: Path, *, force: bool = False, seed: Bundle | None = No
     try:
         with locked(output):
             _recover(output)
-            check_output(output, force=force)
+            check_output(output, force=force, form=form)
             staging = _new_staging(output)
             try:
                 if seed is not None:

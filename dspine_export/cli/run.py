@@ -34,7 +34,7 @@ def run(
     executor: Annotated[
         str | None,
         typer.Option(
-            help="What runs the drafter: torch, onnxruntime or tensorrt.",
+            help="What runs the drafter: torch (kernels on a GPU), eager, onnxruntime or tensorrt.",
             show_default="onnxruntime for a bundle on the CPU, else torch",
         ),
     ] = None,

@@ -3,6 +3,8 @@
 The prompt's pass yields the first token, the *anchor*: known, but not yet run through the target. Every round then drafts B-1 tokens
 behind the anchor, runs [anchor, drafts] through the target once, keeps the accepted prefix, and takes the target's own token after it
 as the next anchor. Greedy output is the target's own; sampled output is distributed as the target's own.
+
+The loop reads the device once a round (`_Loop.round`); everything else it decides by what it has read before.
 """
 
 from __future__ import annotations
@@ -112,9 +114,10 @@ def _start(
     heat = torch.full((len(prompts),), settings.temperature, device=logits.device)
     generator = torch.Generator(device=logits.device).manual_seed(settings.seed)
     anchors = sample(nucleus(logits, heat, settings.top_p), heat, generator)
-    for row, token in enumerate(anchors.tolist()):
+    known = anchors.tolist()
+    for row, token in enumerate(known):
         sequences[row].take([token])
-    loop = _Loop(target, executor, settings, generator, list(sequences), state, contexts, anchors)
+    loop = _Loop(target, executor, settings, generator, list(sequences), state, contexts, anchors, known)
     loop.drop_finished()
     return loop
 
@@ -131,6 +134,7 @@ class _Loop:
     state: RaggedCache
     contexts: DraftState | None
     anchors: Tensor  # int64 [N]
+    known_anchors: list[int]  # the same on the host
 
     def round(self) -> None:
         """One target call for every running sequence."""
@@ -142,14 +146,16 @@ class _Loop:
         logits = nucleus(step.logits, heat, self.settings.top_p)
         accepted, following = self._judge(logits, draft, heat)
         self.target.commit(self.state, accepted + 1)
-        self._emit(block, accepted.tolist(), following.tolist(), drafted)
+        found = torch.cat((block[:, 1:], accepted[:, None], following[:, None]), dim=1).tolist()
+        self._emit(found, drafted)
         if (
             self.executor is not None
             and self.contexts is not None
             and any(s.finish_reason is None for s in self.sequences)
         ):
-            self.executor.append_context(self.contexts, step.hidden, accepted + 1)
-        self.anchors = following
+            counts = torch.tensor([row[drafted] + 1 for row in found])
+            self.executor.append_context(self.contexts, step.hidden, counts)
+        self.anchors, self.known_anchors = following, [row[-1] for row in found]
         self.drop_finished()
 
     def _propose(self, heat: Tensor) -> DraftOutput | None:
@@ -159,12 +165,13 @@ class _Loop:
             return None
         block = executor.config.block_size
         # The cache must take this round's tokens as well, and near the limit a full block would only be thrown away.
-        if executor.max_context is not None and int(contexts.lengths.max()) + block > executor.max_context:
+        longest = max(sequence.prompt_length + len(sequence.tokens) - 1 for sequence in self.sequences)
+        if executor.max_context is not None and longest + block > executor.max_context:
             self.executor = self.contexts = None
             return None
         width = min(block, max(sequence.remaining for sequence in self.sequences)) - 1
         # A padded head has rows the drafter does not know.
-        if width < 1 or int(self.anchors.max()) >= executor.config.vocab_size:
+        if width < 1 or max(self.known_anchors) >= executor.config.vocab_size:
             return None
         uniforms = torch.zeros(len(self.sequences), block - 1, device=heat.device)
         if self.settings.temperature > 0:
@@ -174,7 +181,9 @@ class _Loop:
     def _judge(self, logits: Tensor, draft: DraftOutput | None, heat: Tensor) -> tuple[Tensor, Tensor]:
         """Accepted drafts and the token after them, int64 [N] each. logits [N, 1 + k, V]"""
         if draft is None:
-            return torch.zeros_like(self.anchors), sample(logits[:, 0], heat, self.generator)
+            greedy = self.settings.temperature == 0
+            following = logits[:, 0].argmax(-1) if greedy else sample(logits[:, 0], heat, self.generator)
+            return torch.zeros_like(self.anchors), following
         if self.settings.temperature == 0:
             verdict = verify_greedy(logits, draft.tokens)
         else:
@@ -182,11 +191,11 @@ class _Loop:
             verdict = verify_sampled(logits, draft.tokens, draft.candidate_ids, draft.q, heat, self.generator)
         return verdict.accepted, verdict.next_token
 
-    def _emit(self, block: Tensor, accepted: list[int], following: list[int], drafted: int) -> None:
-        drafts = block[:, 1:].tolist()
-        for row, sequence in enumerate(self.sequences):
-            count = accepted[row]
-            kept = sequence.take([*drafts[row][:count], following[row]])
+    def _emit(self, found: list[list[int]], drafted: int) -> None:
+        """found[n]: the drafted tokens, how many were accepted, the token after them."""
+        for sequence, row in zip(self.sequences, found, strict=True):
+            count = row[drafted]
+            kept = sequence.take([*row[:count], row[-1]])
             sequence.statistics.record(drafted, min(count, kept), kept)
 
     def drop_finished(self) -> None:
@@ -198,9 +207,10 @@ class _Loop:
         if not running:
             return
         rows = torch.tensor(running, device=self.anchors.device)
-        self.anchors, self.state = self.anchors[rows], self.target.select(self.state, rows)
+        self.anchors, self.known_anchors = self.anchors[rows], [self.known_anchors[row] for row in running]
+        self.state = self.target.select(self.state, rows)
         if self.executor is not None and self.contexts is not None:
-            self.contexts = self.executor.select(self.contexts, rows)
+            self.contexts = self.executor.select(self.contexts, torch.tensor(running))
 
 
 def _shortened(draft: DraftOutput, width: int) -> DraftOutput:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from pathlib import Path
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from dspine_export.bundle import is_bundle, open_bundle
+from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.checkpoint.load import open_checkpoint
-from dspine_export.errors import UsageError
+from dspine_export.errors import DspineWarning, UsageError
 from dspine_export.model.loading import load_checkpoint, warn_of_foreign_codes
 from dspine_export.runtime.executor import DrafterExecutor
 
-ExecutorName = Literal["torch", "onnxruntime", "tensorrt"]
+ExecutorName = Literal["torch", "eager", "onnxruntime", "tensorrt"]
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 DRAFTER_FOLDER, PORTABLE_FOLDER = "drafter", "portable"  # of a bundle
+MAX_CANDIDATES = 64  # `dspine_kernels.topk.MAX_CANDIDATES`, known without loading Triton
 
 
 def drafter_folder(source: Path) -> Path:
@@ -27,7 +32,8 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
     """A drafter bound to its target's two matrices.
 
     Args:
-        name: ``torch`` (checkpoint or bundle), ``onnxruntime`` or ``tensorrt`` (bundle only).
+        name: ``torch`` (checkpoint or bundle; our kernels in CUDA graphs where the tables lie on a GPU, else the eager model),
+            ``eager`` (the eager model anywhere), ``onnxruntime`` or ``tensorrt`` (bundle only).
         source: a drafter checkpoint, or a bundle made of one.
         embed_tokens, lm_head: the target's [V', d]; rows beyond the drafter's vocabulary (padding) are left out.
 
@@ -37,8 +43,8 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
     """
     if name not in EXECUTORS:
         raise UsageError("Unknown drafter executor", got=name, expected=", ".join(EXECUTORS))
-    if name == "torch":
-        return _open_torch(drafter_folder(source), embed_tokens, lm_head)
+    if name in ("torch", "eager"):
+        return _open_torch(drafter_folder(source), embed_tokens, lm_head, kernels=name == "torch")
     if not is_bundle(source):
         fix = "compile it first (dspine-export build), or use the torch executor"
         raise UsageError(f"Executor {name} runs compiled bundles", got=source, expected="a bundle", fix=fix)
@@ -57,9 +63,31 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
     return open_tensorrt(bundle, config, embed_tokens, lm_head)
 
 
-def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor) -> DrafterExecutor:
+def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, *, kernels: bool) -> DrafterExecutor:
     from dspine_export.runtime.torch_executor import TorchExecutor
 
     loaded = load_checkpoint(folder)
     rows = loaded.config.vocab_size
-    return TorchExecutor(loaded.bind(embed_tokens=embed_tokens[:rows], lm_head=lm_head[:rows]))
+    drafter = loaded.bind(embed_tokens=embed_tokens[:rows], lm_head=lm_head[:rows])
+    if kernels and embed_tokens.device.type == "cuda":
+        obstacle = kernel_obstacle(loaded.config, embed_tokens.dtype)
+        if obstacle is None:
+            from dspine_export.runtime.cuda_executor import CudaExecutor
+
+            return CudaExecutor(drafter)
+        warnings.warn(
+            f"The eager model drafts, which is slower than the kernels: {obstacle}", DspineWarning, stacklevel=3
+        )
+    return TorchExecutor(drafter)
+
+
+def kernel_obstacle(config: DrafterConfig, dtype: torch.dtype) -> str | None:
+    """Why our kernels cannot run this drafter here; None where they can."""
+    candidates = config.transfer.top_k if config.transfer is not None else 1
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"they compute in float32 or bfloat16, not in {dtype}"
+    if candidates > MAX_CANDIDATES:
+        return f"they take at most {MAX_CANDIDATES} candidates a slot, the drafter has {candidates}"
+    return None

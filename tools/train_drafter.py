@@ -24,7 +24,7 @@ from tools.training.checkpoint import save_drafter
 from tools.training.codes import principal_directions
 from tools.training.data import Batch, batches, load_corpus
 from tools.training.drafter import DrafterShape, TrainDrafter, block_bias
-from tools.training.objective import Objective, ObjectiveConfig
+from tools.training.objective import Objective, ObjectiveConfig, block_targets
 from tools.training.optimiser import advance, build_optimisers, learning_rate
 from tools.training.run_log import RunLog
 from tools.training.target import Target, load_target
@@ -128,14 +128,14 @@ def block_loss(
     bias = block_bias(blocks.anchors, batch.ids.shape[1], anchors, shape.block_size, shape.causal)
     with torch.autocast(target.device.type, torch.bfloat16, enabled=target.device.type == "cuda"):
         output = drafter(target.embed[inputs], tapped, blocks.ids, blocks.positions, bias, replaced)
-        return objective(drafter, output, blocks, final, alignment)
+        return objective(drafter, output, block_targets(blocks, final, target.head, objective.config.decay), alignment)
 
 
 def objective_config(a: argparse.Namespace) -> ObjectiveConfig:
     """The objective with the command line's switches applied."""
     return ObjectiveConfig(
         refine=not (a.no_refinement or a.no_injection),
-        align=not a.no_alignment,
+        align=not (a.no_alignment or a.no_injection),
         replacement=0.0 if a.no_replacement or a.no_injection else ObjectiveConfig.replacement,
     )
 

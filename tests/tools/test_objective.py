@@ -10,29 +10,37 @@ from tools.train_drafter import block_loss, build_drafter
 from tools.training.blocks import cut_blocks, rows_before, sample_anchors, slot_weights
 from tools.training.data import Corpus, gather
 from tools.training.drafter import DrafterShape
-from tools.training.objective import HeadTerms, Objective, ObjectiveConfig, _chunk_terms, _HeadLoss
+from tools.training.objective import HeadTerms, Objective, ObjectiveConfig, Targets, _HeadLoss, chunk_terms, top_candidates
 from tools.training.target import Target
 
 
-def test_head_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tail_size", [0, 3])
+def test_head_loss_and_gradient(monkeypatch: pytest.MonkeyPatch, tail_size: int) -> None:
     monkeypatch.setattr(objective_module, "CHUNK_ROWS", 4)
     torch.manual_seed(0)
-    hidden, teacher, head = torch.randn(10, 8, requires_grad=True), torch.randn(10, 8), torch.randn(50, 8)
-    labels, weights = torch.randint(0, 50, (10,)), torch.rand(10)
+    hidden, head = torch.randn(10, 8 + tail_size, requires_grad=True), torch.randn(50, 8)
+    tail = torch.randn(50, tail_size, requires_grad=True) if tail_size else None
+    weights = torch.rand(10)
     weights[3] = 0.0
-    terms = HeadTerms(*_HeadLoss.apply(hidden, teacher, head, labels, weights, 0.1, 7, _chunk_terms))
-    (fused,) = torch.autograd.grad(3.0 * terms.loss, hidden)
+    labels, q = torch.randint(0, 50, (10,)), torch.randn(10, 50).softmax(-1)
+    targets = Targets(labels, labels, weights, q)
+    terms = HeadTerms(*_HeadLoss.apply(hidden, tail, head, targets, 0.1, 7, chunk_terms(0.1)))
+    inputs = [hidden] if tail is None else [hidden, tail]
+    fused = torch.autograd.grad(3.0 * terms.loss, inputs)
 
-    logits = hidden @ head.T
-    q = (teacher @ head.T).softmax(-1)
+    logits = hidden @ (head if tail is None else torch.cat((head, tail), 1)).T
     ce = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     l1 = (logits.softmax(-1) - q).abs().sum(-1)
     loss = (weights * (0.1 * ce + 0.9 * l1)).sum()
-    (plain,) = torch.autograd.grad(3.0 * loss, hidden)
     torch.testing.assert_close(terms.loss, loss)
-    torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-4)
+    for one, plain in zip(fused, torch.autograd.grad(3.0 * loss, inputs), strict=True):
+        torch.testing.assert_close(one, plain, atol=1e-5, rtol=1e-4)
     assert torch.equal(terms.candidates, logits.topk(7, -1).indices)
-    torch.testing.assert_close(terms.teacher, q.gather(-1, terms.candidates))
+
+
+def test_largest_entries_of_a_wide_row() -> None:
+    logits = torch.randn(9, 128 * 40)
+    assert torch.equal(top_candidates(logits, 16), logits.topk(16, -1).indices)
 
 
 def test_schedule() -> None:

@@ -5,10 +5,12 @@ Symbols: N sequences of a batch, T padded length.
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,12 +36,40 @@ class Corpus:
         return self.offsets[1:] - self.offsets[:-1]
 
     def save(self, path: Path) -> None:
+        """Write the file `load_corpus` reads; a name that ends in .xz is compressed, tokens as 16 bits where they fit."""
+        if path.suffix == ".xz":
+            _save_compressed(self, path)
+            return
         torch.save({"tokens": self.tokens, "offsets": self.offsets, "prompts": self.prompts}, path)
 
 
 def load_corpus(path: Path) -> Corpus:
     """A corpus written by `Corpus.save`."""
+    if path.suffix == ".xz":
+        return _load_compressed(path)
     return Corpus(**torch.load(path, weights_only=True))
+
+
+def _save_compressed(corpus: Corpus, path: Path) -> None:
+    """Header line, then lengths, prompt lengths and tokens: whole prompts repeat, which is what a compressor is good at."""
+    kind = "<u2" if int(corpus.tokens.max()) < 1 << 16 else "<u4"
+    columns = (corpus.lengths.numpy().astype("<u4"), corpus.prompts.numpy().astype("<u4"), corpus.tokens.numpy().astype(kind))
+    with lzma.open(path, "wb", preset=6) as out:
+        out.write(f"{len(corpus)} {len(corpus.tokens)} {kind}\n".encode())
+        for column in columns:
+            out.write(column.tobytes())
+
+
+def _load_compressed(path: Path) -> Corpus:
+    with lzma.open(path, "rb") as source:
+        count, total, kind = source.readline().decode().split()
+        lengths = np.frombuffer(source.read(4 * int(count)), "<u4").astype(np.int64)
+        prompts = np.frombuffer(source.read(4 * int(count)), "<u4").astype(np.int64)
+        tokens = np.frombuffer(source.read(), kind).astype(np.int32)
+    if len(tokens) != int(total):
+        raise SystemExit(f"{path} is cut short: {len(tokens)} of {total} tokens")
+    offsets = torch.from_numpy(np.concatenate(([0], lengths.cumsum())))
+    return Corpus(torch.from_numpy(tokens), offsets, torch.from_numpy(prompts))
 
 
 def pack(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Corpus:
@@ -69,11 +99,11 @@ class Batch:
     lengths: Tensor
 
 
-def gather(corpus: Corpus, rows: Sequence[int], device: torch.device) -> Batch:
-    """The named sequences as one batch, padded to a multiple of `PAD_TO`."""
+def gather(corpus: Corpus, rows: Sequence[int], device: torch.device, padded: int | None = None) -> Batch:
+    """The named sequences as one batch, padded to ``padded`` tokens or else to a multiple of `PAD_TO`."""
     index = torch.as_tensor(rows)
     lengths = corpus.lengths[index]
-    width = -(-int(lengths.max()) // PAD_TO) * PAD_TO
+    width = padded or -(-int(lengths.max()) // PAD_TO) * PAD_TO
     columns = torch.arange(width)
     where = corpus.offsets[index][:, None] + columns.clamp(max=width)
     inside = columns < lengths[:, None]

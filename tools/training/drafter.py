@@ -10,6 +10,7 @@ Symbols: N sequences, T context rows, M blocks, B rows of a block, d hidden, r t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tools.training.heads import PairHead
 from tools.training.target import rope_tables, rotate
 
 
@@ -41,6 +43,8 @@ class DrafterShape:
     rope_theta: float
     causal: bool = True
     inject: bool = True
+    head: str = ""  # "markov" or "selector": an ancestor's head in place of the transfer space (acceptance lab only)
+    head_rank: int = 0
 
 
 class DraftPass(NamedTuple):
@@ -49,6 +53,9 @@ class DraftPass(NamedTuple):
     hidden: Tensor  # [N, M, B, d] after the last injection and the final norm
     pre_injection: Tensor  # [N, M, B, d] the last layer before its injection
     layer_outputs: list[Tensor]  # L times [N, M, B, d] after each layer's injection
+
+
+Rope = tuple[Tensor, Tensor]  # fp32 cos and sin, [N, T, 1, D]
 
 
 class _Norm(nn.Module):
@@ -60,7 +67,16 @@ class _Norm(nn.Module):
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
 
 
+def norm_rotate(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """Head-wise RMSNorm, then rotary embedding, both in fp32: ``x`` [N, T, H, D], ``cos`` and ``sin`` [N, T, 1, D]."""
+    x = x.float()
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return rotate(x, cos, sin).to(dtype)
+
+
 class _Attention(nn.Module):
+    rotary: Callable[..., Tensor] = staticmethod(norm_rotate)
+
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
         d, size = shape.hidden_size, shape.head_dim
@@ -72,18 +88,20 @@ class _Attention(nn.Module):
         self.q_norm = _Norm(size, shape.rms_norm_eps)
         self.k_norm = _Norm(size, shape.rms_norm_eps)
 
-    def forward(self, rows: Tensor, context: Tensor, rope: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
-        """``rows`` [N, Q, d] attend to [context [N, T, d], rows]; ``rope`` covers T + Q positions; ``bias`` [N, 1, Q, T + Q]."""
-        cos, sin = rope[0][:, :, None], rope[1][:, :, None]  # [N, T + Q, 1, D]
-        kv = torch.cat((context, rows), dim=1)
-        q = self.q_norm(self.q_proj(rows).unflatten(-1, (self.heads, self.size)))
-        k = self.k_norm(self.k_proj(kv).unflatten(-1, (self.kv_heads, self.size)))
-        v = self.v_proj(kv).unflatten(-1, (self.kv_heads, self.size))
-        start = context.shape[1]
-        q = rotate(q, cos[:, start:], sin[:, start:]).to(v.dtype).transpose(1, 2)
+    def keys_values(self, rows: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, T, Hkv, D] of ``rows`` [N, T, d]."""
+        v = self.v_proj(rows).unflatten(-1, (self.kv_heads, self.size))
+        k = self.k_proj(rows).unflatten(-1, (self.kv_heads, self.size))
+        return self.rotary(k, self.k_norm.weight, self.k_norm.eps, *rope, v.dtype), v
+
+    def forward(self, rows: Tensor, context: tuple[Tensor, Tensor], rope: Rope, bias: Tensor) -> Tensor:
+        """``rows`` [N, Q, d] attend to the context's keys and values and to themselves; ``bias`` [N, 1, Q, T + Q]."""
+        own_k, own_v = self.keys_values(rows, rope)
+        k, v = torch.cat((context[0], own_k), 1), torch.cat((context[1], own_v), 1)
+        q = self.q_proj(rows).unflatten(-1, (self.heads, self.size))
+        q = self.rotary(q, self.q_norm.weight, self.q_norm.eps, *rope, v.dtype).transpose(1, 2)
         group = self.heads // self.kv_heads
-        k = rotate(k, cos, sin).to(v.dtype).repeat_interleave(group, dim=2).transpose(1, 2)
-        v = v.repeat_interleave(group, dim=2).transpose(1, 2)
+        k, v = (t.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(v.dtype).expand(-1, self.heads, -1, -1))
         return self.o_proj(attended.transpose(1, 2).flatten(-2))
 
@@ -107,7 +125,7 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = _Mlp(shape)
 
-    def forward(self, x: Tensor, context: Tensor, rope: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: tuple[Tensor, Tensor], rope: Rope, bias: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), context, rope, bias)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -151,6 +169,7 @@ class TrainDrafter(nn.Module):
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_layers))
         self.norm = _Norm(shape.hidden_size, shape.rms_norm_eps)
         self.injection = _Injection(shape)
+        self.pair = PairHead(shape.head, shape.vocab_size, shape.hidden_size, shape.head_rank) if shape.head else None
         self.register_buffer("codes", codes.float(), persistent=False)
         self.register_buffer("tap_scale", torch.ones(len(shape.taps) * shape.hidden_size), persistent=False)
 
@@ -166,7 +185,7 @@ class TrainDrafter(nn.Module):
         zero, so training begins from the plain backbone.
         """
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim == 2 and not name.startswith("pair."):
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     parameter.div_(math.sqrt(2 * self.shape.num_layers))
@@ -176,6 +195,8 @@ class TrainDrafter(nn.Module):
             elif name.startswith("writes."):
                 parameter.zero_()
         self.injection.predecessor_gate.weight.zero_()
+        if self.pair is not None:
+            self.pair.initialise()
 
     def code(self, ids: Tensor) -> Tensor:
         """sqrt(r) times the token's unit code, [.., r]."""
@@ -194,14 +215,36 @@ class TrainDrafter(nn.Module):
             bias: [N, 1, M*B, T + M*B] additive mask.
             replaced: [N, M] blocks whose early layers receive the true predecessors' codes.
         """
-        count, blocks, size = ids.shape
-        context = self.hidden_norm(self.fc(tapped.float() / self.tap_scale))
+        count = ids.shape[0]
         steps = torch.arange(tapped.shape[1], device=tapped.device).expand(count, -1)
-        rope = rope_tables(torch.cat((steps, positions.flatten(1)), 1), self.shape.head_dim, self.shape.rope_theta)
+        context = self.context(tapped.float() / self.tap_scale, self.rope(steps))
+        return self.run(embedded, context, ids, self.rope(positions.flatten(1)), bias, replaced)
+
+    def rope(self, positions: Tensor) -> Rope:
+        """Rotary tables of ``positions`` [N, T]."""
+        cos, sin = rope_tables(positions, self.shape.head_dim, self.shape.rope_theta)
+        return cos[:, :, None], sin[:, :, None]
+
+    def context(self, scaled: Tensor, rope: Rope) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, [N, T, Hkv, D] each, from tapped states [N, T, A*d] already divided by ``tap_scale``."""
+        rows = self.hidden_norm(self.fc(scaled))
+        return [layer.self_attn.keys_values(rows, rope) for layer in self.layers]  # type: ignore[operator,union-attr]
+
+    def run(
+        self,
+        embedded: Tensor,
+        context: list[tuple[Tensor, Tensor]],
+        ids: Tensor,
+        rope: Rope,
+        bias: Tensor,
+        replaced: Tensor | None = None,
+    ) -> DraftPass:
+        """The blocks against given context keys and values; ``rope`` covers the block rows, the rest is as in `forward`."""
+        _, blocks, size = ids.shape
         x, before, outputs = embedded.float().flatten(1, 2), embedded, []
         early = self.shape.num_layers * 3 // 5  # the recipe replaces predecessors in 3 of 5 layers
         for index, layer in enumerate(self.layers):
-            x = layer(x, context, rope, bias)
+            x = layer(x, context[index], rope, bias)
             before = x.unflatten(1, (blocks, size))
             after = self._inject(before, index, ids, replaced if index < early else None) if self.shape.inject else before
             outputs.append(after)

@@ -1,6 +1,6 @@
 """The frozen target as plain torch: one full pass that also returns the tapped layers, and one decode step over a static cache.
 
-A Llama decoder small enough to read here; written out because training needs the tapped hidden states of every position and
+A Llama or Qwen3 decoder small enough to read here; written out because training needs the tapped hidden states of every position and
 generation wants a fixed-shape decode step that a CUDA graph can replay. ``tests/tools`` compares it with transformers.
 
 Symbols: N sequences, T positions, d hidden size, A taps, V vocabulary rows, S cache columns.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TargetShape:
-    """Sizes of a Llama target, as its ``config.json`` gives them."""
+    """Sizes of a Llama or Qwen3 target, as its ``config.json`` gives them."""
 
     hidden_size: int
     num_layers: int
@@ -48,7 +48,7 @@ def rope_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor,
 
 
 class Target:
-    """A frozen Llama with tied embeddings on one device in one dtype."""
+    """A frozen Llama or Qwen3 (one with query and key norms) on one device in one dtype."""
 
     def __init__(self, weights: dict[str, Tensor], shape: TargetShape, device: torch.device, dtype: torch.dtype) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
@@ -73,6 +73,9 @@ class Target:
         normed = self._norm(x, f"model.layers.{index}.input_layernorm.weight")
         fused = F.linear(normed, self.qkv[index]).unflatten(-1, (s.num_heads + 2 * s.num_kv_heads, s.head_dim))
         q, k, v = fused.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=-2)
+        if f"model.layers.{index}.self_attn.q_norm.weight" in self.weights:
+            q = self._norm(q, f"model.layers.{index}.self_attn.q_norm.weight")
+            k = self._norm(k, f"model.layers.{index}.self_attn.k_norm.weight")
         cos, sin = cos[..., None, :].to(x.dtype), sin[..., None, :].to(x.dtype)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
@@ -109,26 +112,47 @@ class Target:
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor], columns: int) -> Tensor:
-        """One step: fp32 logits [N, V] after ``tokens`` [N] at ``positions`` [N]; attends to cache columns <= position.
+        """One step: fp32 logits [N, V] after ``tokens`` [N] at ``positions`` [N]; attends to cache columns <= position."""
+        _, final = self.decode_block(tokens[:, None], positions, cache, columns)
+        return F.linear(final[:, 0], self.head).float()
+
+    @torch.no_grad()
+    def decode_block(
+        self, tokens: Tensor, starts: Tensor, cache: tuple[Tensor, Tensor], columns: int, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """B tokens per sequence at positions ``starts[n] + i``, after what the cache holds before ``starts[n]``.
 
         The query heads of a group are laid out as query rows, so grouped attention needs no copy of the keys.
+
+        Args:
+            tokens: int64 [N, B].
+            starts: int64 [N].
+            columns: cache columns to look at, above every position.
+
+        Returns:
+            (tapped outputs [N, B, A*d], final normed hidden [N, B, d]) as `forward`.
         """
-        s, rows = self.shape, torch.arange(tokens.shape[0], device=self.device)
+        s, (count, size) = self.shape, tokens.shape
+        rows = torch.arange(count, device=self.device)[:, None]
+        positions = starts[:, None] + torch.arange(size, device=self.device)
         cos, sin = rope_tables(positions, s.head_dim, s.rope_theta)
-        visible = torch.arange(columns, device=self.device) <= positions[:, None]  # [N, columns]
+        visible = torch.arange(columns, device=self.device) <= positions[..., None]  # [N, B, columns]
         bias = torch.zeros(visible.shape, device=self.device, dtype=self.dtype).masked_fill_(~visible, float("-inf"))
         group = s.num_heads // s.num_kv_heads
-        bias = bias[:, None, None, :].expand(-1, s.num_kv_heads, group, -1)
-        x = self.embed[tokens]
+        bias = bias[:, None].repeat(1, 1, group, 1).expand(-1, s.num_kv_heads, -1, -1)
+        x, tapped = self.embed[tokens], {}
         for index in range(s.num_layers):
-            q, k, v = self._project(index, x, cos, sin)
+            q, k, v = self._project(index, x, cos, sin)  # [N, B, heads, D]
             cache[0][index][rows, :, positions] = k
             cache[1][index][rows, :, positions] = v
             keys, values = cache[0][index][:, :, :columns], cache[1][index][:, :, :columns]
-            q = q.unflatten(1, (s.num_kv_heads, group))
-            attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
-            x = self._finish(index, x, attended.flatten(1))
-        return F.linear(self._norm(x, "model.norm.weight"), self.head).float()
+            q = q.unflatten(2, (s.num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [N, Hkv, group * B, D]
+            attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias).unflatten(2, (group, size))
+            x = self._finish(index, x, attended.permute(0, 3, 1, 2, 4).flatten(2))
+            if index in taps:
+                tapped[index] = x
+        hidden = torch.cat([tapped[a] for a in taps], dim=-1) if taps else x[..., :0]
+        return hidden, self._norm(x, "model.norm.weight")
 
     def new_cache(self, batch: int, columns: int) -> tuple[Tensor, Tensor]:
         """Zeroed keys and values, each [layers, N, Hkv, S, D]."""
@@ -138,7 +162,7 @@ class Target:
 
 
 def read_shape(path: Path) -> TargetShape:
-    """Sizes from the ``config.json`` of a Hugging Face Llama directory."""
+    """Sizes from the ``config.json`` of a Hugging Face Llama or Qwen3 directory."""
     raw = json.loads((path / "config.json").read_text())
     heads = raw["num_attention_heads"]
     theta = raw.get("rope_theta") or raw["rope_parameters"]["rope_theta"]

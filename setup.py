@@ -24,7 +24,7 @@ setup(
     packages=[*find_packages(include=["dspine_export", "dspine_export.*"]), *mapped_packages()],
     package_dir=MAPPED,
     package_data={
-        "dspine_export": ["py.typed"],
+        "dspine_export": ["py.typed", "triton/templates/*"],
         "dspine_plugins": [f"{prefix}{pattern}" for pattern in SOURCES for prefix in ("", "**/")],
         "dspine_recipes": ["*.yaml"],
     },

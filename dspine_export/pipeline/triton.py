@@ -1,0 +1,141 @@
+"""``triton-repo``: a bundle and its target in, a Triton model repository out; and the stage of ``build --triton``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dspine_export.bundle import Bundle, inventory, open_bundle, staged_bundle
+from dspine_export.bundle.manifest import MANIFEST_NAME, FileEntry, Manifest
+from dspine_export.errors import UsageError
+from dspine_export.pipeline.pair import open_pair
+from dspine_export.pipeline.progress import Progress
+from dspine_export.recipes import Recipe
+from dspine_export.triton.files import (
+    BUNDLE_FOLDER,
+    TARGET_FOLDER,
+    place_bundle,
+    place_target,
+    relative_to_repository,
+)
+from dspine_export.triton.model_config import messages
+from dspine_export.triton.options import Locations, RepositoryOptions, check_options
+from dspine_export.triton.repository import Sources, write_repository
+from dspine_export.trtllm.files import ServingOptions, triton_config
+from dspine_export.version import __version__
+
+FORMAT = "dspine-triton-repository"
+FOLDER = "triton"  # of a bundle
+_PLAN_BUILDER = "tensorrt"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A finished repository: its directory and the names of its models."""
+
+    path: Path
+    models: tuple[str, ...]
+    served: tuple[str, ...]
+    files: int
+
+
+def make_repository(
+    bundle_path: Path, target: Path, output: Path, options: RepositoryOptions, progress: Progress, *, force: bool
+) -> Repository:
+    """Write a repository and publish it in one rename.
+
+    Raises:
+        DspineError: bad options, a damaged bundle, a target that does not fit it, or an output that is in the way; nothing is left behind.
+    """
+    check_options(options)
+    messages()  # known before the work starts
+    with progress.stage("bundle", str(bundle_path)):
+        bundle = open_bundle(bundle_path, check_hashes=True)
+    open_pair(bundle.path / "drafter", target, Recipe(), progress, finite=False)
+    locations = _locations(bundle.path, bundle.manifest, target, output, options)
+    with staged_bundle(output, force=force, form=FORMAT) as staging:
+        with progress.stage("models", ", ".join(options.model_names)):
+            write_repository(staging, options, locations, _sources(bundle.manifest, options, locations))
+        if options.files != "reference":
+            with progress.stage("files", f"bundle and target, by {options.files}"):
+                place_bundle(bundle, staging, options.files)
+                place_target(target, staging, options.files)
+        count = _write_manifest(staging, bundle, options)
+    return Repository(output.absolute(), options.model_names, options.served_names, count)
+
+
+def write_into_bundle(
+    staging: Path, output: Path, manifest: Manifest, target: Path, options: RepositoryOptions
+) -> tuple[str, ...]:
+    """Write ``staging/triton`` for the bundle that will be ``output``; returns the models' names. Bundle and target are referenced."""
+    options = replace(options, files="reference")
+    check_options(options)
+    locations = _locations(output, manifest, target, output / FOLDER, options)
+    plans = {entry: staging / path.relative_to(output) for entry, path in locations.plans.items()}
+    locations = replace(locations, plans=plans)
+    write_repository(staging / FOLDER, options, locations, _sources(manifest, options, locations))
+    return options.model_names
+
+
+def _locations(bundle: Path, manifest: Manifest, target: Path, output: Path, options: RepositoryOptions) -> Locations:
+    plans = _plans(bundle, manifest) if "plan" in options.flavors else {}
+    if options.files != "reference":
+        return Locations(BUNDLE_FOLDER, TARGET_FOLDER, plans)
+    return Locations(relative_to_repository(bundle, output), relative_to_repository(target, output), plans)
+
+
+def _plans(bundle: Path, manifest: Manifest) -> dict[str, Path]:
+    for engine in reversed(manifest.engines):
+        if engine.builder == _PLAN_BUILDER:
+            return {entry: bundle / path for entry, path in engine.plans.items()}
+    built = ", ".join(f"{engine.builder} {engine.builder_version}" for engine in manifest.engines)
+    raise UsageError(
+        "Triton's TensorRT backend runs plans of TensorRT, and the bundle has none",
+        where="--flavor plan",
+        got=f"plans of {built}" if built else "no plans",
+        expected="a plan built by the TensorRT version of the server's container",
+        fix=f"run `dspine-export build --resume {bundle}` where TensorRT is installed, or choose another flavour",
+    )
+
+
+def _sources(manifest: Manifest, options: RepositoryOptions, locations: Locations) -> Sources:
+    drafter, chosen = manifest.drafter, manifest.recipe.trtllm
+    llmapi = ServingOptions(
+        output=Path(locations.bundle),
+        target_model=locations.target,
+        block_size=drafter.block_size,
+        mask_token_id=drafter.mask_token_id,
+        target_layer_ids=drafter.target_layer_ids,
+        max_batch_size=options.max_slots,
+        max_seq_len=options.max_seq_len,
+        executor=chosen.executor,
+        attention_backend=chosen.attention_backend,
+        allow_unchecked=chosen.allow_unchecked,
+    )
+    document: dict[str, Any] = triton_config(llmapi) if "llmapi" in options.flavors else {}
+    return Sources(drafter, manifest.entries, document)
+
+
+def _write_manifest(staging: Path, bundle: Bundle, options: RepositoryOptions) -> int:
+    """Every file with its hash, those of the bundle taken from its own manifest; returns their number."""
+    known = [entry.model_copy(update={"path": f"{BUNDLE_FOLDER}/{entry.path}"}) for entry in bundle.manifest.files]
+    weights = [
+        FileEntry(path=f"{TARGET_FOLDER}/{path.name}", sha256="0" * 64, size_bytes=path.stat().st_size)
+        for path in (staging / TARGET_FOLDER).glob("*.safetensors")
+    ]
+    entries = inventory(staging, [*known, *weights])
+    unhashed = {entry.path for entry in weights}
+    document = {
+        "format": FORMAT,
+        "schema_version": 1,
+        "dspine_export": __version__,
+        "options": asdict(options),
+        "files": [
+            entry.model_dump(exclude={"sha256"} if entry.path in unhashed else None)  # gigabytes, and not ours
+            for entry in entries
+        ],
+    }
+    (staging / MANIFEST_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return len(entries)

@@ -1,11 +1,12 @@
-"""What computes a block behind the draft-model hooks: the torch model, or a TensorRT plan through `runtime.plan_runner`.
+"""What computes a block behind the draft-model hooks, and the torch model as one; `kernel_block` and `plan_block` are the others.
 
-Both split the work the way TensorRT-LLM calls it: context rows, then the block (`draft`), then its refinement (`refine`). Symbols:
+All split the work the way TensorRT-LLM calls it: context rows, then the block (`draft`), then its refinement (`refine`). Symbols:
 G sequences, B block, T <= B-1 drafted slots asked for, V vocabulary, A taps.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Protocol, TypeVar
 
 import torch
@@ -15,10 +16,12 @@ from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.errors import UsageError
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.drafter_model import BlockStates
-from dspine_export.model.transition import select_candidates
+from dspine_export.model.transition import select_candidates, walk
 from dspine_export.trtllm.chain_logits import chain_logits
+from dspine_export.trtllm.worker_cache import WorkerContext
 
 Last = TypeVar("Last")
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class BlockExecutor(Protocol):
@@ -27,15 +30,28 @@ class BlockExecutor(Protocol):
     config: DrafterConfig
     own_logits: bool
 
-    def draft(self, anchor_ids: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-        """Final-normed states [G, B, d]. anchor_ids, lengths int64 [G]; keys, values [G, L, Hkv, C, D]."""
+    def draft(self, anchor_ids: Tensor, context: WorkerContext, lengths: Tensor) -> Tensor:
+        """Final-normed states [G, B, d] (anything of that shape with ``own_logits``). anchor_ids, lengths int64 [G]."""
 
     def refine(self, base_logits: Tensor) -> Tensor:
         """Logits of the refined chain, float32 [G, T, V], from the target head's logits [G, T, V] of slots 1 .. T."""
 
 
+def kernels_fit(config: DrafterConfig, like: Tensor) -> bool:
+    """Whether the kernels can run a drafter in the dtype and on the device of ``like``; else the torch model does."""
+    if not like.is_cuda or like.dtype not in _KERNEL_DTYPES or importlib.util.find_spec("triton") is None:
+        return False
+    from dspine_kernels.topk.kernel import MAX_CANDIDATES
+
+    candidates = 1 if config.transfer is None else config.transfer.top_k
+    return candidates <= MAX_CANDIDATES
+
+
 class TorchBlock:
-    """The torch model. Injection per layer happens in `draft`, the transition cache in `refine`; no host synchronisation in either."""
+    """The torch model, which reads the whole context cache. Injection per layer happens in `draft`, the transition cache in `refine`.
+
+    Where the kernels cannot run, and the reference for them; no host synchronisation on a GPU.
+    """
 
     own_logits = False
 
@@ -43,80 +59,31 @@ class TorchBlock:
         self.config, self.drafter = drafter.config, drafter
         self._last: tuple[BlockStates, Tensor] | None = None
 
-    def draft(self, anchor_ids: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    def draft(self, anchor_ids: Tensor, context: WorkerContext, lengths: Tensor) -> Tensor:
+        keys, values = context.read()
         states = self.drafter.model.block_states(anchor_ids, keys, values, lengths, self.drafter.embed_tokens)
         self._last = (states, anchor_ids)
         return states.hidden
 
     def refine(self, base_logits: Tensor) -> Tensor:
-        (states, anchors), transfer = _expect(self._last), self.config.transfer
+        (states, anchors), transfer = last_block(self._last), self.config.transfer
         assert transfer is not None
         rows = slice(0, base_logits.shape[1] + 1)  # the anchor's and those asked for
         feature = None if states.pre_feature is None else states.pre_feature[:, rows]
         cut = BlockStates(states.hidden[:, rows], states.pre_injection[:, rows], feature, [])
-        candidates = select_candidates(base_logits.float(), transfer.top_k, settle_ties=not base_logits.is_cuda)
+        logits = base_logits[..., : self.config.vocab_size].float()  # a padded head has rows that are no tokens
+        candidates = select_candidates(logits, transfer.top_k, settle_ties=not base_logits.is_cuda)
         scores = self.drafter.model.transition_scores(cut, anchors, candidates, self.drafter.lm_head)
-        return chain_logits(scores, candidates, base_logits.shape[-1])
+        _, q = walk(scores, candidates, scores.new_zeros(scores.shape[0]), scores.new_zeros(scores.shape[:2]))
+        return chain_logits(scores, candidates, q.argmax(dim=-1), base_logits.shape[-1])
 
 
-class PlanSession(Protocol):
-    """A draft plan that runs on the current stream; see `runtime.plan_runner`."""
+def last_block(last: Last | None) -> Last:
+    """What `draft` left for `refine`.
 
-    def run(self, feeds: dict[str, Tensor], /) -> dict[str, Tensor]:
-        """Outputs by name; inputs by name, contiguous."""
-
-
-class PlanBlock:
-    """A draft plan. It contains head, candidates and walk, so TensorRT-LLM's own head is not asked.
-
-    Args:
-        columns: most cache columns the plan's profile takes; the worker's cache is cut there, which is right as long as no sequence
-            is longer (the generated config.yaml sees to it). None for a session without limit.
+    Raises:
+        UsageError: there was no `draft`.
     """
-
-    own_logits = True
-
-    def __init__(
-        self,
-        config: DrafterConfig,
-        session: PlanSession,
-        embed_tokens: Tensor,
-        lm_head: Tensor,
-        columns: int | None = None,
-    ) -> None:
-        if not config.is_dspine:
-            raise UsageError(
-                "The plan executor serves DSpine drafters", got=config.architecture, fix="use the torch executor"
-            )
-        self.config, self.session, self._columns = config, session, columns
-        self._bound = {"embed_tokens": embed_tokens, "lm_head": lm_head}
-        self._hidden_size = config.hidden_size
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def draft(self, anchor_ids: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-        batch, drafted = anchor_ids.shape[0], self.config.block_size - 1
-        greedy = torch.zeros(batch, dtype=torch.float32, device=keys.device)
-        outputs = self.session.run(
-            {
-                "anchor_ids": anchor_ids,
-                "context_lengths": lengths,
-                "keys": keys[:, :, :, : self._columns].contiguous(),
-                "values": values[:, :, :, : self._columns].contiguous(),
-                "temperature": greedy,
-                "uniforms": greedy[:, None].expand(-1, drafted).contiguous(),
-                **self._bound,
-            }
-        )
-        self._last = (outputs["transition_scores"], outputs["candidate_ids"])
-        return keys.new_zeros(1).expand(batch, self.config.block_size, self._hidden_size)
-
-    def refine(self, base_logits: Tensor) -> Tensor:
-        scores, candidates = _expect(self._last)
-        slots = slice(0, base_logits.shape[1])
-        return chain_logits(scores[:, slots].float(), candidates[:, slots].long(), base_logits.shape[-1])
-
-
-def _expect(last: Last | None) -> Last:
     if last is None:
         raise UsageError(
             "apply_markov_chain_logits was called without a block", fix="use a signature-checked TensorRT-LLM version"

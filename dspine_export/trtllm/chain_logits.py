@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dspine_export.model.transition import walk
 
-
-def chain_logits(scores: Tensor, candidate_ids: Tensor, vocab_size: int) -> Tensor:
+def chain_logits(scores: Tensor, candidate_ids: Tensor, chosen: Tensor, vocab_size: int) -> Tensor:
     """Rows of the transition cache along its greedy walk, spread over the vocabulary; minus infinity outside the candidates.
 
     A greedy sampler picks exactly the walk's tokens. A sampler at temperature T draws slot i from softmax(S[i, greedy predecessor] / T)
@@ -16,14 +14,12 @@ def chain_logits(scores: Tensor, candidate_ids: Tensor, vocab_size: int) -> Tens
 
     Args:
         scores: float32 [G, T, K, K]. candidate_ids: int64 [G, T, K].
+        chosen: int64 [G, T], the greedy walk's candidate in every slot.
 
     Returns:
         float32 [G, T, V].
     """
     batch, slots, count = candidate_ids.shape
-    zeros = scores.new_zeros(batch)
-    _, q = walk(scores, candidate_ids, zeros, scores.new_zeros(batch, slots))
-    chosen = q.argmax(dim=-1)  # [G, T], the walk's index in every slot
     previous = torch.cat((torch.zeros_like(chosen[:, :1]), chosen[:, :-1]), dim=1)
     rows = scores.gather(2, previous[..., None, None].expand(-1, -1, 1, count)).squeeze(2)  # [G, T, K]
     # The walk takes the lowest candidate index on ties, a sampler over the vocabulary the lowest id: lift the walk's choice by one step.

@@ -19,7 +19,7 @@ from dspine_export.errors import UsageError
 from dspine_export.model.drafter_model import DrafterModel
 from dspine_export.trtllm.anchor_embedding import AnchorEmbedding
 from dspine_export.trtllm.block_executors import BlockExecutor
-from dspine_export.trtllm.worker_cache import read_context, to_worker_rows
+from dspine_export.trtllm.worker_cache import open_context, to_worker_rows
 
 Loader = Callable[[Tensor, Tensor], tuple[DrafterModel, BlockExecutor]]
 """From the target's embed_tokens and lm_head [V, d] to the network (context rows) and the executor (blocks)."""
@@ -152,8 +152,9 @@ class DSpineForCausalLM(nn.Module):
                 expected=f"max_draft_len {self.block_size - 1}",
             )
         anchors = self.model.embed_tokens.take_anchors(batch)
-        keys, values = read_context(ctx_k_cache, ctx_v_cache, ctx_cache_batch_idx, ctx_kv_cache, ctx_page_table)
-        hidden = self._ready.draft(anchors, keys, values, num_ctx_per_req[:batch].long())
+        rows = ctx_cache_batch_idx[:batch]
+        context = open_context(ctx_k_cache, ctx_v_cache, rows, ctx_kv_cache, ctx_page_table)
+        hidden = self._ready.draft(anchors, context, num_ctx_per_req[:batch].long())
         return hidden.reshape(batch * width, -1)
 
     @torch.no_grad()
@@ -172,7 +173,8 @@ class DSpineForCausalLM(nn.Module):
         return self._ready.refine(base_logits)
 
     def _placeholder_logits(self, hidden: Tensor, *_: Any) -> Tensor:
-        return hidden.new_zeros(1, dtype=torch.float32).expand(hidden.shape[0], self.drafter_config.vocab_size)
+        width = self.markov_w2.shape[0]
+        return hidden.new_zeros(1, dtype=torch.float32).expand(hidden.shape[0], width)
 
     @property
     def _network(self) -> DrafterModel:

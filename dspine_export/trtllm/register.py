@@ -14,10 +14,12 @@ from dspine_export.bundle import Bundle, open_bundle
 from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
 from dspine_export.errors import DependencyError, UsageError
 from dspine_export.model.drafter_model import DrafterModel
-from dspine_export.model.loading import LoadedCheckpoint, build_model
-from dspine_export.trtllm.block_executors import BlockExecutor, PlanBlock, PlanSession, TorchBlock
+from dspine_export.model.loading import LoadedCheckpoint
+from dspine_export.trtllm.block_executors import BlockExecutor, TorchBlock, kernels_fit
+from dspine_export.trtllm.context_part import context_only
 from dspine_export.trtllm.draft_model import DSpineForCausalLM, Loader
 from dspine_export.trtllm.files import CONFIG_NAME, FOLDER, misplaced_drafter
+from dspine_export.trtllm.plan_block import PlanBlock, PlanSession
 from dspine_export.trtllm.settings import ModuleSettings
 from dspine_export.trtllm.signatures import PACKAGE, compare
 from dspine_export.trtllm.versions import require_checked, unchecked_allowed
@@ -85,11 +87,16 @@ def make_loader(bundle: Bundle, checkpoint: Checkpoint, settings: ModuleSettings
 
     def load_torch(embed_tokens: Tensor, lm_head: Tensor) -> tuple[DrafterModel, BlockExecutor]:
         drafter = LoadedCheckpoint(checkpoint).bind(embed_tokens=embed_tokens, lm_head=lm_head, check_codes=False)
-        return drafter.model, TorchBlock(drafter)
+        if not kernels_fit(drafter.config, embed_tokens):
+            return drafter.model, TorchBlock(drafter)
+        from dspine_export.trtllm.kernel_block import open_kernels
+
+        return open_kernels(drafter)
 
     def load_plan(embed_tokens: Tensor, lm_head: Tensor) -> tuple[DrafterModel, BlockExecutor]:
-        network, session, columns = context_only(checkpoint, embed_tokens), *_open_draft(bundle, embed_tokens)
-        return network, PlanBlock(checkpoint.config, session, embed_tokens, lm_head, columns)
+        network, (session, columns) = context_only(checkpoint, embed_tokens), _open_draft(bundle, embed_tokens)
+        copies = kernels_fit(checkpoint.config, embed_tokens)
+        return network, PlanBlock(checkpoint.config, session, embed_tokens, lm_head, columns, copies=copies)
 
     return load_torch if settings.executor == "torch" else load_plan
 
@@ -109,18 +116,6 @@ def _open_draft(bundle: Bundle, embed_tokens: Tensor) -> tuple[PlanSession, int]
         load_plugin_library(backend.module, library, tensorrt_major=backend.tensorrt_major)
     plan = load_plan(backend, checked.plans["draft"], device, host_code=checked.entry.carries_plugins)
     return plan, checked.entry.profile.context.max
-
-
-def context_only(checkpoint: Checkpoint, like: Tensor) -> DrafterModel:
-    """The network without what a plan computes: enough for context features, keys and values, in ``like``'s dtype and device."""
-    model = build_model(checkpoint)
-    model.injection = None
-    model.add_module("norm", nn.Identity())
-    for layer in model.layers:
-        layer.add_module("mlp", nn.Identity())
-        for name in ("q_proj", "o_proj"):
-            layer.get_submodule("self_attn").add_module(name, nn.Identity())
-    return model.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
 
 
 def _check_options(spec_config: Any, checkpoint: Checkpoint, settings: ModuleSettings) -> None:

@@ -18,69 +18,23 @@ from dspine_export.bundle import Bundle
 from dspine_export.checkpoint.load import open_checkpoint
 from dspine_export.errors import UsageError
 from dspine_export.model.drafter import Drafter
-from dspine_export.trtllm.block_executors import PlanBlock, TorchBlock
+from dspine_export.trtllm.block_executors import TorchBlock
+from dspine_export.trtllm.context_part import context_only
 from dspine_export.trtllm.draft_model import DSpineForCausalLM
-from dspine_export.trtllm.register import context_only, register_builder
-from dspine_export.trtllm.settings import ModuleSettings
+from dspine_export.trtllm.plan_block import PlanBlock
 
 from .conftest import Package, Tables
-from .worker_loop import Request, ScriptedTarget, ServingLoop
+from .draft_models import REQUESTS, Head, make_draft_model, make_serving_loop, whole_context
+from .worker_loop import Request, ServingLoop
 
-REQUESTS = 4
 MakeLoop = Callable[..., ServingLoop]
 
 
-class Head(torch.nn.Module):
-    """A target's module with a weight: embedding or head."""
-
-    def __init__(self, weight: torch.Tensor, *, embeds: bool) -> None:
-        super().__init__()
-        self.weight, self.embeds = torch.nn.Parameter(weight, requires_grad=False), embeds
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(x, self.weight) if self.embeds else x @ self.weight.T
-
-
-def logits_processor(hidden: torch.Tensor, head: Head, attention: Any, return_context_logits: bool) -> torch.Tensor:
-    return head(hidden).float()
-
-
-def make_draft_model(
-    package: Package, bundle: Bundle, tables: Tables, *, backend: str, width: int = 8
-) -> DSpineForCausalLM:
-    """Through the registry, as TensorRT-LLM makes it."""
-    register_builder(bundle, ModuleSettings("../..", "torch", 7))
-    mode = package.load("_torch.speculative.interface").SpeculativeDecodingMode.DSPARK
-    builder = package.load("_torch.models.modeling_utils").get_registered_draft_model_builder(mode)
-    spec = SimpleNamespace(max_draft_len=width - 1, attention_backend=backend, target_layer_ids=None)
-    pretrained = SimpleNamespace(max_position_embeddings=2048)
-    with torch.device("meta"):  # TensorRT-LLM constructs models without memory
-        model = builder(SimpleNamespace(spec_config=spec), SimpleNamespace(pretrained_config=pretrained), None, None)
-    model.logits_processor = logits_processor
-    embedding, head = (
-        Head(table.to(package.device), embeds=name == "embed")
-        for name, table in (("embed", tables.embed_tokens), ("head", tables.lm_head))
-    )
-    model.load_weights({}, weight_mapper=None)
-    model.load_weights_from_target_model(SimpleNamespace(model=SimpleNamespace(embed_tokens=embedding), lm_head=head))
-    return model
-
-
-def make_metadata(package: Package, draft: DSpineForCausalLM, hidden: int) -> Any:
-    """The worker's own metadata class; its required fields are few enough to name."""
-    kind = package.load("_torch.speculative.dflash").DFlashSpecMetadata
-    sizes = {
-        "max_num_requests": REQUESTS,
-        "layers_to_capture": list(draft.target_layer_ids),
-        "hidden_size": hidden,
-        "max_num_tokens": 256,
-    }
-    if package.is_stub:
-        return kind(**sizes, runtime_draft_len=7)
-    mode = package.load("_torch.speculative.interface").SpeculativeDecodingMode.DSPARK
-    metadata = kind(max_draft_len=7, max_total_draft_tokens=7, spec_dec_mode=mode, dtype=torch.float32, **sizes)
-    metadata.runtime_draft_len = 7
-    return metadata
+def use_plan(draft: DSpineForCausalLM, bundle: Bundle, tables: Tables, graph: Any) -> None:
+    """The real exported graph behind the plan's contract; no plan can run on a CPU."""
+    checkpoint = open_checkpoint(bundle.file("drafter"))
+    draft.executor = PlanBlock(checkpoint.config, graph, tables.embed_tokens, tables.lm_head, columns=96)
+    draft.drafter_network = context_only(checkpoint, tables.embed_tokens)
 
 
 @pytest.fixture(params=["torch", "plan"])
@@ -94,18 +48,9 @@ def make_loop(
 ) -> MakeLoop:
     def make(executor: str = "torch", backend: str = "VANILLA") -> ServingLoop:
         draft = make_draft_model(package, shared_bundle, tables, backend=backend)
-        if executor == "plan":  # the real exported graph behind the plan's contract; no plan can run on a CPU
-            session = request.getfixturevalue("draft_graph")
-            checkpoint = open_checkpoint(shared_bundle.file("drafter"))
-            draft.executor = PlanBlock(checkpoint.config, session, tables.embed_tokens, tables.lm_head, columns=96)
-            draft.drafter_network = context_only(checkpoint, tables.embed_tokens)
-        config = draft.drafter_config
-        options = SimpleNamespace(max_draft_len=7, attention_backend=backend, mask_token_id=None, tokens_per_gen_step=8)
-        worker = package.load("_torch.speculative.dspark").DSparkWorker(options, None)
-        worker.set_draft_model(draft)
-        metadata = make_metadata(package, draft, config.hidden_size)
-        target = ScriptedTarget(config.vocab_size, config.num_taps, config.hidden_size, package.device)
-        return ServingLoop(worker, metadata, draft, target, config.target_layer_ids, reference)
+        if executor == "plan":
+            use_plan(draft, shared_bundle, tables, request.getfixturevalue("draft_graph"))
+        return make_serving_loop(package, draft, backend, reference)
 
     return make
 
@@ -186,7 +131,8 @@ def test_fewer_drafted_tokens_than_the_block(make_loop: MakeLoop, executor: str)
     keys, values = draft._network.keys_values(
         draft._network.context_features(states), torch.arange(len(request.tokens))[None]
     )
-    hidden = draft.executor.draft(torch.tensor([request.anchor]), keys, values, torch.tensor([len(request.tokens)]))
+    context, length = whole_context(keys, values), torch.tensor([len(request.tokens)])
+    hidden = draft.executor.draft(torch.tensor([request.anchor]), context, length)
     logits = draft.logits_processor(hidden[0, 1:4], draft.lm_head, None, True)[None]
     assert draft.executor.refine(logits).argmax(-1)[0].tolist() == request.drafts[:3]
 
@@ -215,7 +161,7 @@ def test_logits_are_the_proposal(package: Package, shared_bundle: Bundle, tables
     assert isinstance(block, TorchBlock)
     config = draft.drafter_config
     keys = torch.zeros(1, config.num_layers, config.num_kv_heads, 4, config.head_dim)
-    hidden = block.draft(torch.tensor([7]), keys, keys, torch.tensor([0]))
+    hidden = block.draft(torch.tensor([7]), whole_context(keys, keys), torch.tensor([0]))
     logits = block.refine(hidden[:, 1:] @ tables.lm_head.T)
     expected = block.drafter.draft_from(block.drafter.new_state(1, 4), torch.tensor([7]))
     assert expected.candidate_ids is not None and expected.transition_scores is not None

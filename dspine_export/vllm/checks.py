@@ -82,7 +82,11 @@ def check_pair(config: DrafterConfig, target: Any) -> None:
 
 
 def check_parallelism(config: DrafterConfig, parallel: Any, options: Mapping[str, Any]) -> None:
-    """Can the drafter share the target's matrices? ``parallel``: vLLM's ParallelConfig of the target. Raises UsageError: not in this layout."""
+    """Can the drafter share the target's matrices in this layout? ``parallel``: vLLM's ParallelConfig of the target.
+
+    Raises:
+        UsageError: no.
+    """
     if parallel.pipeline_parallel_size > 1:
         raise UsageError(
             "pipeline parallelism is not supported with dspine",

@@ -1,4 +1,4 @@
-"""``--speculative-model``, ``--speculative-method`` and ``--num-speculative-tokens`` as names of vLLM's own options; ``dspine`` as a method."""
+"""``--speculative-model``, ``--speculative-method``, ``--num-speculative-tokens``: other names of vLLM's options; ``dspine``: a method."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def live_signature(function: Any) -> str:
     except (TypeError, ValueError):
         return "no function"
     words: list[str] = []
-    kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    kinds: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
             words.append("*")

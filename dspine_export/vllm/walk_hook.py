@@ -1,4 +1,4 @@
-"""vLLM before 0.33 samples a DSpark block in a loop of its own; from 0.33 on it asks the draft model first. Here older ones learn to ask."""
+"""vLLM before 0.33 samples a DSpark block in a loop of its own; from 0.33 on it asks the draft model first. Older ones learn it here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,371 @@
+"""`triton-repo` without a server: layout, configurations, sources, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dspine_export.bundle import open_bundle
+from dspine_export.bundle.manifest import EngineEntry
+from dspine_export.errors import DependencyError
+from dspine_export.recipes.schema import Profile
+from dspine_export.triton import contract, model_config
+from dspine_export.triton.options import FLAVORS, RepositoryOptions
+
+from .conftest import Invoke, Served
+
+EVERYTHING = [f"--flavor={flavor}" for flavor in ("dspine", "llmapi", "vllm")]
+
+
+@pytest.fixture
+def made(tiny: Served, tmp_path: Path, invoke: Invoke) -> Path:
+    output = tmp_path / "repository"
+    result = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, *EVERYTHING)
+    assert result.code == 0, result.err
+    return output
+
+
+def configuration(repository: Path, model: str) -> Any:
+    return model_config.parse((repository / "model_repository" / model / "config.pbtxt").read_text())
+
+
+def parameters(config: Any) -> dict[str, str]:
+    return {name: value.string_value for name, value in config.parameters.items()}
+
+
+def test_layout(made: Path) -> None:
+    models = {path.name for path in (made / "model_repository").iterdir()}
+    assert models == {"dspine", "dspine_drafter", "tensorrt_llm", "vllm_dspine"}
+    assert (made / "backends" / "dspine" / "model.py").is_file()
+    for name in ("README.md", "client.py", "docker-compose.yaml", "k8s/values.yaml", "grafana/dashboard.json"):
+        assert (made / name).is_file(), name
+    for script in ("launch.sh", "perf.sh"):
+        assert os.access(made / script, os.X_OK)
+        subprocess.run(["bash", "-n", made / script], check=True)
+    assert not [path for path in made.parent.iterdir() if path.name.startswith(".")], "staging or lock left behind"
+
+
+def test_every_folder_of_the_model_repository_is_a_model(made: Path) -> None:
+    """An empty one would fail the whole start."""
+    for folder in (made / "model_repository").iterdir():
+        assert configuration(made, folder.name).name == folder.name
+        assert any((folder / "1").iterdir())
+
+
+def test_text_model(made: Path) -> None:
+    config = configuration(made, "dspine")
+    assert (config.backend, config.max_batch_size) == ("dspine", 0)
+    assert config.model_transaction_policy.decoupled
+    assert [tensor.name for tensor in config.input] == [tensor.name for tensor in contract.TEXT_INPUTS]
+    assert [tensor.name for tensor in config.output] == [tensor.name for tensor in contract.TEXT_OUTPUTS]
+    assert set(parameters(config)) == {parameter.name for parameter in contract.TEXT_PARAMETERS}
+
+
+def test_drafter_model(made: Path) -> None:
+    config = configuration(made, "dspine_drafter")
+    assert config.sequence_batching.HasField("oldest")
+    assert [control.name for control in config.sequence_batching.control_input] == ["START", "END", "CORRID"]
+    assert not config.model_transaction_policy.decoupled
+    hidden = next(tensor for tensor in config.input if tensor.name == "target_hidden")
+    assert list(hidden.dims) == [-1, 2 * 32], "two taps of a model of width 32"
+    assert parameters(config)["kind"] == "drafter"
+
+
+@pytest.mark.parametrize("model", ["dspine", "dspine_drafter"])
+def test_paths_are_relative_and_lead_somewhere(made: Path, model: str) -> None:
+    start = made / "model_repository"
+    given = parameters(configuration(made, model))
+    assert open_bundle(start / given["bundle"], check_hashes=True).manifest.drafter.block_size == 4
+    assert (start / given["target_model"] / "config.json").is_file()
+    assert not [value for value in given.values() if value.startswith("/")]
+
+
+def test_text_is_printed_by_protobuf_and_survives_odd_values(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    odd = 'a"} parameters { key: "b\\ ü'
+    output = tmp_path / "odd"
+    result = invoke(
+        "triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, "--set", f"dtype={odd}"
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    given = parameters(configuration(output, "dspine"))
+    assert given["dtype"] == odd
+    assert "b\\ ü" not in given
+
+
+def test_options_reach_the_configuration(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    output = tmp_path / "r"
+    chosen = "--name writer --max-batch-size 3 --max-seq-len 99 --instances 2 --no-decoupled --device cuda:1 --set max_queue=5"
+    result = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, *chosen.split())
+    assert result.code == 0, result.err
+    config = configuration(output, "writer")
+    given = parameters(config)
+    assert (given["max_slots"], given["max_seq_len"], given["max_queue"], given["device"]) == ("3", "99", "5", "cuda:1")
+    assert not config.model_transaction_policy.decoupled
+    assert [(group.count, group.kind) for group in config.instance_group] == [(2, 3)], "two of KIND_MODEL"
+    assert configuration(output, "writer_drafter").sequence_batching.oldest.max_candidate_sequences == 3
+    assert "${DSPINE_MODELS:-writer}" in (output / "launch.sh").read_text()
+    assert 'default="writer"' in (output / "client.py").read_text()
+
+
+def test_vllm_arguments(made: Path) -> None:
+    arguments = json.loads((made / "model_repository" / "vllm_dspine" / "1" / "model.json").read_text())
+    speculation = arguments["speculative_config"]
+    assert speculation == {"method": "dspine", "model": "bundle/drafter", "num_speculative_tokens": 3}
+    for path in (arguments["model"], speculation["model"]):
+        assert (made / path / "config.json").is_file(), "relative to the server's working directory"
+    assert configuration(made, "vllm_dspine").backend == "vllm"
+
+
+def test_llmapi_model(made: Path) -> None:
+    folder = made / "model_repository" / "tensorrt_llm" / "1"
+    document = yaml.safe_load((folder / "model.yaml").read_text())
+    assert document["triton_config"] == {"max_batch_size": 0, "decoupled": True}
+    assert document["speculative_config"]["max_draft_len"] == 3
+    assert (made / document["speculative_config"]["speculative_model"]).is_dir()
+    assert 'PYTHONPATH="$PWD/bundle/trtllm' in (made / "launch.sh").read_text()
+
+
+def test_llmapi_model_registers_the_drafter_and_becomes_nvidias(made: Path, tmp_path: Path) -> None:
+    nvidia, modules = tmp_path / "nvidia", tmp_path / "modules"
+    nvidia.mkdir()
+    modules.mkdir()
+    (nvidia / "helpers.py").write_text("word = 'theirs'\n")
+    (nvidia / "model.py").write_text("from helpers import word\nclass TritonPythonModel:\n    made_by = word\n")
+    (modules / "dspine_trtllm.py").write_text("print('registered')\n")
+    model = made / "model_repository" / "tensorrt_llm" / "1" / "model.py"
+    code = f"import runpy; print(runpy.run_path({str(model)!r})['TritonPythonModel'].made_by)"
+    environment = os.environ | {"PYTHONPATH": str(modules), "LLMAPI_MODEL": str(nvidia)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["registered", "theirs"], run.stderr
+    environment["LLMAPI_MODEL"] = str(tmp_path)
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "set LLMAPI_MODEL" in run.stderr
+
+
+@pytest.mark.parametrize("files", ["link", "copy", "reference"])
+def test_where_bundle_and_target_are(tiny: Served, tmp_path: Path, invoke: Invoke, files: str) -> None:
+    output = tmp_path / "r"
+    assert not invoke(
+        "triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, "--files", files
+    ).code  # fmt: skip
+    source, inside = tiny.target / "model.safetensors", output / "target" / "model.safetensors"
+    if files == "reference":
+        assert not inside.exists()
+        given = parameters(configuration(output, "dspine"))
+        assert os.path.samefile(output / "model_repository" / given["bundle"], tiny.bundle)
+        assert os.path.samefile(output / "model_repository" / given["target_model"], tiny.target)
+    else:
+        assert os.path.samefile(source, inside) == (files == "link")
+        assert source.read_bytes() == inside.read_bytes()
+
+
+def test_repository_can_be_moved(made: Path, tmp_path: Path) -> None:
+    before = str(made)
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    made.rename(moved)
+    test_paths_are_relative_and_lead_somewhere(moved, "dspine")
+    texts = [
+        path
+        for path in moved.rglob("*")
+        if path.is_file() and path.suffix in {"", ".py", ".sh", ".pbtxt", ".yaml", ".json", ".md"}
+    ]
+    # The bundle's own TensorRT-LLM files name the bundle; a repository's do not.
+    assert not [path for path in texts if "bundle" not in path.parts and before in path.read_text(errors="ignore")]
+
+
+def test_target_reached_through_links_and_with_foreign_weights(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    """A Hugging Face cache: every file a link; weights in other formats beside them stay where they are."""
+    cache = tmp_path / "snapshot"
+    cache.mkdir()
+    for path in tiny.target.iterdir():
+        (cache / path.name).symlink_to(path)
+    (cache / "pytorch_model.bin").write_bytes(b"pickle")
+    (cache / ".cache").mkdir()
+    output = tmp_path / "r"
+    assert invoke("triton-repo", tiny.bundle, "--target-model", cache, "-o", output).code == 0
+    names = {path.name for path in (output / "target").iterdir()}
+    assert names == {path.name for path in tiny.target.iterdir()}
+    assert not any(path.is_symlink() for path in output.rglob("*"))
+
+
+def test_existing_output(made: Path, tiny: Served, invoke: Invoke) -> None:
+    again = ("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", made)
+    refused = invoke(*again)
+    assert refused.code == 7
+    assert "already holds a triton repository" in refused.err
+    inode = made.stat().st_ino
+    assert invoke(*again, "--force").code == 0
+    assert made.stat().st_ino != inode
+    assert not (made / "model_repository" / "vllm_dspine").exists(), "the old repository was replaced whole"
+    (made / "notes.txt").write_text("mine")
+    refused = invoke(*again, "--force")
+    assert refused.code == 7 and "notes.txt" in refused.err
+
+
+def test_force_never_replaces_a_bundle_by_a_repository(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    output = shutil.copytree(tiny.bundle, tmp_path / "bundle")
+    refused = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, "--force")
+    assert refused.code == 7
+    assert open_bundle(output, check_hashes=True)
+
+
+def test_damaged_bundle(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    bundle = shutil.copytree(tiny.bundle, tmp_path / "bundle")
+    file = bundle / "onnx" / "draft.onnx"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    refused = invoke("triton-repo", bundle, "--target-model", tiny.target, "-o", tmp_path / "r")
+    assert refused.code == 6
+    assert "was changed" in refused.err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--flavor", "onnx"], 2, "dspine, llmapi, vllm, plan"),
+        (["--name", "a/b"], 2, "--name"),
+        (["--name", "vllm_dspine", "--flavor", "vllm", "--flavor", "dspine"], 2, "same name"),
+        (["--device", "tpu"], 2, "cuda:N"),
+        (["--max-batch-size", "0"], 2, "--max-batch-size"),
+        (["--max-seq-len", "1"], 2, "--max-seq-len"),
+        (["--instances", "-1"], 2, "--instances"),
+        (["--files", "symlink"], 2, "reference"),
+        (["--set", "max_queu=4"], 2, "max_queue"),
+        (["--set", "bundle=x"], 2, "no such parameter"),
+        (["--set", "max_queue"], 2, "NAME=VALUE"),
+        (["--flavor", "plan"], 2, "build --resume"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes(
+    tiny: Served, tmp_path: Path, invoke: Invoke, arguments: list[str], code: int, says: str
+) -> None:  # fmt: skip
+    result = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", tmp_path / "r", *arguments)
+    assert (result.code, says in result.err) == (code, True), result.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_missing_arguments_and_sources(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    assert invoke("triton-repo", tiny.bundle, "-o", tmp_path / "r").code == 2
+    assert invoke("triton-repo", tiny.bundle, "--target-model", tiny.target).code == 2
+    assert invoke("triton-repo", tmp_path, "--target-model", tiny.target, "-o", tmp_path / "r").code == 2
+    assert invoke("triton-repo", tiny.bundle, "--target-model", tmp_path / "no", "-o", tmp_path / "r").code == 3
+
+
+def test_json(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    output = tmp_path / "r"
+    result = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, "--json")
+    document = json.loads(result.out)
+    assert document["ok"] is True
+    assert document["models"] == ["dspine", "dspine_drafter"]
+    assert document["served"] == ["dspine"]
+    assert document["repository"] == str(output)
+    failed = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, "--json")
+    assert json.loads(failed.out)["exit_code"] == failed.code == 7
+
+
+def test_without_the_client_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tritonclient", "tritonclient.grpc", "tritonclient.grpc.model_config_pb2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DependencyError, match=re.escape("dspine-export[triton]")):
+        model_config.messages()
+
+
+def test_plan_flavour(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    """A bundle that TensorRT itself built a plan for, as far as its manifest tells."""
+    bundle = shutil.copytree(tiny.bundle, tmp_path / "bundle")
+    folder = bundle / "engines" / "tensorrt-10.14-sm_90"
+    folder.mkdir(parents=True)
+    for entry in ("context", "draft"):
+        (folder / f"{entry}.plan").write_bytes(entry.encode())
+    manifest = open_bundle(bundle).manifest
+    from dspine_export.bundle import inventory, write_manifest
+
+    engine = EngineEntry(
+        id="engines/tensorrt-10.14-sm_90",
+        builder="tensorrt",
+        builder_version="10.14",
+        sm="sm_90",
+        plans={entry: f"engines/tensorrt-10.14-sm_90/{entry}.plan" for entry in ("context", "draft")},
+        compute_capabilities=("9.0",),
+        profile=Profile(),
+    )
+    write_manifest(bundle, manifest.model_copy(update={"engines": (engine,), "files": inventory(bundle)}))
+    output = tmp_path / "r"
+    result = invoke("triton-repo", bundle, "--target-model", tiny.target, "-o", output, "--flavor", "plan")
+    assert result.code == 0, result.err
+    config = configuration(output, "dspine_draft_plan")
+    assert config.platform == "tensorrt_plan"
+    contract_inputs = manifest.entries["draft"].inputs
+    assert [tensor.name for tensor in config.input] == [spec.name for spec in contract_inputs]
+    assert [list(tensor.dims) for tensor in config.input] == [
+        [size if isinstance(size, int) else -1 for size in spec.shape] for spec in contract_inputs
+    ]
+    assert (output / "model_repository" / "dspine_draft_plan" / "1" / "model.plan").read_bytes() == b"draft"
+    launch = (output / "launch.sh").read_text()
+    assert 'tensorrt,plugins="$(realpath "bundle/plugins/libdspine_trt_plugins.so")"' in launch
+    assert "${DSPINE_MODELS:-dspine_context_plan dspine_draft_plan}" in launch
+
+
+def test_container_files(made: Path) -> None:
+    compose = yaml.safe_load((made / "docker-compose.yaml").read_text())["services"]["tritonserver"]
+    assert compose["command"] == ["/repository/launch.sh"]
+    assert (made / compose["build"] / "Dockerfile").is_file()
+    deployment, service = yaml.safe_load_all((made / "k8s" / "deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    values = yaml.safe_load((made / "k8s" / "values.yaml").read_text())
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe] == values[probe]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v2/models/dspine/ready"
+    program = container["livenessProbe"]["exec"]["command"][1]
+    assert (made / Path(program).relative_to("/repository")).is_file()
+    names = {port["name"] for port in container["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == names
+    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert "&id" not in (made / "k8s" / "deployment.yaml").read_text(), "no anchors: people edit it"
+
+
+def test_gpu_deployment_asks_for_one(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    output = tmp_path / "r"
+    assert invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, "--device", "cuda").code == 0
+    compose = yaml.safe_load((output / "docker-compose.yaml").read_text())["services"]["tritonserver"]
+    assert compose["deploy"]["resources"]["reservations"]["devices"]
+    values = yaml.safe_load((output / "k8s" / "values.yaml").read_text())
+    assert values["resources"]["limits"] == {"nvidia.com/gpu": 1}
+
+
+def test_launch_script_says_what_is_missing(made: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_HOME": str(tmp_path / "none")}
+    run = subprocess.run([made / "launch.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, "set TRITON_HOME" in run.stderr) == (4, True)
+    server = tmp_path / "triton" / "bin" / "tritonserver"
+    server.parent.mkdir(parents=True)
+    server.write_text("#!/bin/sh\nexit 3\n")
+    server.chmod(server.stat().st_mode | stat.S_IXUSR)
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    environment = os.environ | {"TRITON_HOME": str(tmp_path / "triton"), "PYTHON": str(python)}
+    run = subprocess.run([made / "launch.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, "no dspine_export" in run.stderr) == (4, True)
+    environment["PYTHON"] = sys.executable
+    run = subprocess.run([made / "launch.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 3, "the server's exit status is the script's"
+
+
+def test_flavours_are_the_documented_ones() -> None:
+    assert FLAVORS == ("dspine", "llmapi", "vllm", "plan")
+    assert RepositoryOptions().served_names == (contract.TEXT_MODEL,)

@@ -21,6 +21,7 @@ from dspine_export.vllm.drafter_sizes import drafter_config
 from dspine_export.vllm.injection_weights import FoldedInjection
 from dspine_export.vllm.proposal import Proposal
 from dspine_export.vllm.target_head import TargetHead
+from dspine_export.vllm.walk_hook import install_walk_hook
 from dspine_export.vllm.weight_names import canonical, is_injection
 
 # Float32 logits of a whole batch would be the largest buffer of the process; blocks are decoded so many requests at a time.
@@ -141,5 +142,7 @@ def _check_layout(speculator: Any, block: int) -> None:
             fix='set "sample_from_anchor": false in the drafter\'s config.json (build --target vllm does)',
         )
 
+
+install_walk_hook()
 
 EntryClass: type[nn.Module] = DSpineDraftModel

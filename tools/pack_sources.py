@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
                 version = importlib.metadata.version(distribution) if size else None
                 packed[package] = {"version": version, "licence": licence, "split": split, "characters": size}
     a.out.with_suffix(".json").write_text(json.dumps(packed, indent=1) + "\n")
-    print(json.dumps({"bytes": a.out.stat().st_size, "characters": sum(p["characters"] for p in packed.values())}))  # type: ignore[misc]
+    print(json.dumps({"bytes": a.out.stat().st_size, "characters": sum(p["characters"] for p in packed.values())}))
 
 
 if __name__ == "__main__":

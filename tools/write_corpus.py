@@ -1,6 +1,6 @@
 """Let the target answer the training prompts and keep what is worth learning from.
 
-    python -m tools.write_corpus --target TARGET --prompts PROMPTS.jsonl --out corpus.pt
+    python -m tools.write_corpus --target TARGET --prompts PROMPTS.jsonl --out corpus.pt        (or corpus.xz, compressed)
 
 Each prompt is answered once per entry of ``--temperatures``. An answer is cut where it starts to repeat itself, and dropped when less
 than ``--shortest`` tokens remain.
@@ -17,7 +17,7 @@ import torch
 
 from tools.training.data import Corpus, cut_loops, pack
 from tools.training.generate import generate
-from tools.training.prompts import LONGEST_PROMPT, encode_chats, load_tokenizer, read_prompts
+from tools.training.prompts import LONGEST_PROMPT, encode_prompts, load_tokenizer, read_prompts
 from tools.training.target import load_target
 
 
@@ -45,7 +45,7 @@ def write_corpus(a: argparse.Namespace) -> Corpus:
     torch.manual_seed(a.seed)
     tokenizer = load_tokenizer(a.target)
     target = load_target(a.target, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    encoded = encode_chats(tokenizer, [[p["turns"][0]] for p in read_prompts(a.prompts)[: a.limit]])
+    encoded = encode_prompts(tokenizer, read_prompts(a.prompts)[: a.limit])
     prompts = [ids for ids in encoded if len(ids) <= LONGEST_PROMPT]
     repeated = [ids for ids in prompts for _ in a.temperatures]
     temperatures = [t for _ in prompts for t in a.temperatures]

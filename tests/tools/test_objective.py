@@ -10,7 +10,15 @@ from tools.train_drafter import block_loss, build_drafter
 from tools.training.blocks import cut_blocks, rows_before, sample_anchors, slot_weights
 from tools.training.data import Corpus, gather
 from tools.training.drafter import DrafterShape
-from tools.training.objective import HeadTerms, Objective, ObjectiveConfig, Targets, _HeadLoss, chunk_terms, top_candidates
+from tools.training.objective import (
+    HeadTerms,
+    Objective,
+    ObjectiveConfig,
+    Targets,
+    _HeadLoss,
+    chunk_terms,
+    top_candidates,
+)
 from tools.training.target import Target
 
 

@@ -70,8 +70,8 @@ class Starts:
 
     def build(self, shape: DrafterShape, seed: int) -> TrainDrafter:
         """The drafter on the target's device; backbone weights depend on the seed and the sizes only, not on the switches."""
-        torch.manual_seed(seed)
         drafter = TrainDrafter(shape, self.codes.cpu())
+        torch.manual_seed(seed)  # construction draws numbers too, how many depends on the switches
         drafter.initialise(self.directions)
         with torch.no_grad():  # the head expects hidden states of this scale
             drafter.norm.weight.copy_(self.target.weights["model.norm.weight"])

@@ -72,8 +72,9 @@ class GraphOptimiser:
         momentum.lerp_(gradient, 1 - MOMENTUM)
         update = orthogonalise(gradient.lerp(momentum, MOMENTUM)).float()
         update = update * (-rate * 0.2 * math.sqrt(max(group[0].shape)))
-        torch._foreach_mul_(group, 1 - rate * DECAY)
-        torch._foreach_add_(group, list(update.unbind(0)))
+        parameters: list[Tensor] = [*group]
+        torch._foreach_mul_(parameters, 1 - rate * DECAY)
+        torch._foreach_add_(parameters, update.unbind(0))  # type: ignore[arg-type]
 
     def _adamw(self, gradients: dict[int, Tensor], rate: Tensor) -> None:
         self.count += 1

@@ -1,6 +1,7 @@
 """Prompt files and the target's chat template.
 
-A prompt file holds one JSON object a line: {"turns": [first user message, ...], "source": optional name}.
+A prompt file holds one JSON object a line: {"turns": [first user message, ...], "source": optional name} for a chat target, or
+{"text": beginning of a text} for a target without a chat template.
 """
 
 from __future__ import annotations
@@ -38,3 +39,10 @@ def encode_chats(tokenizer: Any, conversations: Sequence[Sequence[str]]) -> list
         for turns in conversations
     ]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def encode_prompts(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """Token ids of every row's first turn, or of its plain text."""
+    if rows and "text" in rows[0]:
+        return [list(ids) for ids in tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]]
+    return encode_chats(tokenizer, [[row["turns"][0]] for row in rows])

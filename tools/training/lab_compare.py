@@ -1,0 +1,134 @@
+"""The lab's table: every arm's acceptance with its interval, differences to the arms the bar names, and the verdict.
+
+The bar was fixed before the run: DSpine passes when the interval of tau(e) - tau(a) lies above 0 at both temperatures. tau(e) minus
+the best of b, c, d is reported whatever its sign. The goal, +27.8 % over (a), is the paper's figure for another target and larger drafters.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tools.training.arms import ARMS
+from tools.training.bootstrap import Resampler, pooled
+from tools.training.lab_files import ARM_FILE, EXACT, MEASURED, read_json, write_json
+from tools.training.lab_measure import SETTINGS
+
+GOAL = 0.278
+Runs = Mapping[str, Sequence[dict[str, Any]]]
+
+
+def compare(a: argparse.Namespace) -> None:
+    """Write the result file and print the table."""
+    measured: dict[str, list[dict[str, Any]]] = {}
+    described: dict[str, list[dict[str, Any]]] = {}
+    exactness: dict[str, Any] = {}
+    for folder in sorted(path.parent for out in a.out for path in out.glob(f"*/{MEASURED}")):
+        arm = read_json(folder / ARM_FILE)
+        measured.setdefault(arm["letter"], []).append(read_json(folder / MEASURED))
+        described.setdefault(arm["letter"], []).append(arm)
+        if (folder / EXACT).is_file():
+            exactness[folder.name] = read_json(folder / EXACT)
+    if not measured:
+        raise SystemExit("no measured arm in " + ", ".join(map(str, a.out)))
+    first = next(iter(measured.values()))[0]
+    resampler = Resampler(first["sets"])
+    result: dict[str, Any] = {
+        "what": "Acceptance lab: arms trained on the same blocks, measured in the draft-verify loop", "note": a.note,
+        "sets": {name: first["sets"].count(name) for name in dict.fromkeys(first["sets"])},
+        "max_new_tokens": first["max_new_tokens"], "block_size": first["block_size"],
+        "training": _training(described), "arms": {}, "bar": {},
+    }  # fmt: skip
+    for letter, runs in measured.items():
+        entry: dict[str, Any] = {"title": ARMS[letter].title, "seeds": [d["seed"] for d in described[letter]]}
+        entry |= {"trained_numbers": described[letter][0]["trained_numbers"]}
+        result["arms"][letter] = entry | {setting: _setting(resampler, runs, setting, first["sets"]) for setting in SETTINGS}
+    result["bar"] = {setting: _bar(resampler, measured, setting) for setting in SETTINGS}
+    passed = [_above(result["bar"][s].get("e-a")) for s in ("t0", "t1")]
+    result["dspine_passes"] = None if None in passed else all(passed)
+    result["exactness"] = exactness
+    result["final_training_losses"] = {d["letter"] + str(d["seed"]): d["log"][-1] for ds in described.values() for d in ds}
+    write_json(a.result, result)
+    _print(result)
+
+
+def _training(described: Runs) -> dict[str, Any]:
+    first = next(iter(described.values()))[0]
+    keys = ("steps", "seconds_together", "usable_sequences", "corpus_tokens", "device", "torch", "arguments")
+    steps = sorted({(d["letter"], d["steps"]) for runs in described.values() for d in runs})
+    together = sorted({"".join(d["trained_together"]) for runs in described.values() for d in runs})
+    return {**{key: first[key] for key in keys}, "steps_of_arms": dict(steps), "trained_together": together, "shape": first["shape"]}
+
+
+def _setting(resampler: Resampler, runs: Sequence[dict[str, Any]], setting: str, sets: Sequence[str]) -> dict[str, Any]:
+    answers = [run[setting]["answers"] for run in runs]
+    flat = [entry for run in answers for entry in run]
+    calls, whole = sum(e["calls"] for e in flat), sum(e["whole"] for e in flat)
+    kept = np.array([e["kept"] for e in flat]).sum(0)
+    reached = np.concatenate(([calls], kept[:-1]))
+    straight = np.array([all(not run[i]["looped"] for run in answers) for i in range(len(sets))])
+    per_set = {}
+    for name in dict.fromkeys(sets):
+        own = [e for run in answers for e, n in zip(run, sets, strict=True) if n == name]
+        per_set[name] = round(sum(e["committed"] for e in own) / max(sum(e["calls"] for e in own), 1), 4)
+    return {
+        "tau": asdict(resampler.arm(*pooled(answers))),
+        "tau_without_loops": asdict(resampler.arm(*pooled(answers, straight))),
+        "tau_per_seed": [round(resampler.tau(*pooled([run]))[0], 4) for run in answers],
+        "per_set": per_set,
+        "kept_per_slot": _shares(kept, calls),
+        "kept_when_reached": _shares(kept, reached),
+        "covered_per_slot": _shares(np.array([e["covered"] for e in flat]).sum(0), whole),
+        "oracle_tau": round(1 + sum(e["oracle"] for e in flat) / max(whole, 1), 4),
+        "calls": calls,
+        "looped_answers": sum(e["looped"] for e in flat),
+        "distinct_1_to_4": np.mean([run[setting]["distinct"] for run in runs], axis=0).round(4).tolist(),
+    }  # fmt: skip
+
+
+def _shares(counts: Any, total: Any) -> list[float]:
+    return (counts / np.maximum(total, 1)).round(4).tolist()
+
+
+def _bar(resampler: Resampler, measured: Runs, setting: str) -> dict[str, Any]:
+    """Differences of e to every other arm; "e-best" is to the best of b, c, d."""
+    arms = {letter: pooled([run[setting]["answers"] for run in runs]) for letter, runs in measured.items()}
+    if "e" not in arms:
+        return {}
+    table: dict[str, Any] = {}
+    for letter in arms:
+        if letter != "e":
+            table[f"e-{letter}"] = asdict(resampler.difference(arms["e"], arms[letter]))
+            table[f"e/{letter}-1"] = asdict(resampler.gain(arms["e"], arms[letter]))
+    ancestors = {letter: resampler.tau(*arms[letter])[0] for letter in "bcd" if letter in arms}
+    if ancestors:
+        best = max(ancestors, key=lambda letter: ancestors[letter])
+        table |= {"best_ancestor": best, "e-best": table[f"e-{best}"]}
+    if "a" in arms:
+        table["goal_reached"] = bool(table["e/a-1"]["value"] >= GOAL)
+    return table
+
+
+def _above(interval: dict[str, float] | None) -> bool | None:
+    return None if interval is None else bool(interval["low"] > 0)
+
+
+def _print(result: dict[str, Any]) -> None:
+    for letter, arm in result["arms"].items():
+        cells = []
+        for setting in SETTINGS:
+            tau = arm[setting]["tau"]
+            cells.append(f"{setting} {tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]")
+        extra = f"no loops {arm['t0']['tau_without_loops']['value']:.3f}, oracle {arm['t0']['oracle_tau']:.3f}"
+        print(f"{letter} {arm['title']:34s} {'  '.join(cells)}  {extra}")
+    for setting, table in result["bar"].items():
+        for pair in ("e-a", "e/a-1", "e-best"):
+            if pair in table:
+                print(setting, pair, table.get("best_ancestor", "") if pair == "e-best" else "", table[pair])
+    print("DSpine passes:", result["dspine_passes"])
+
+

@@ -1,0 +1,60 @@
+"""What the lab keeps of an arm: a folder ``<letter><seed>`` with its weights, its sizes, its log and its measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tools.training.arms import ARMS, Arm, Starts
+from tools.training.checkpoint import save_drafter
+from tools.training.drafter import DrafterShape, TrainDrafter
+from tools.training.lockstep import Learner
+
+WEIGHTS, ARM_FILE, MEASURED, EXACT = "drafter.safetensors", "arm.json", "measured.json", "exact.json"
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the arm's training has finished: its description is the last file written."""
+    return (folder / ARM_FILE).is_file()
+
+
+def save_arm(learner: Learner, folder: Path, num_target_layers: int, about: dict[str, Any]) -> None:
+    """Write bfloat16 weights and the description; DSpine itself also as a checkpoint this project reads, in ``checkpoint/``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drafter = learner.drafter
+    drafter.fold()
+    state = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in drafter.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    if learner.arm.letter == "e":
+        save_drafter(drafter, num_target_layers, folder / "checkpoint")
+    used = sum(v.numel() for n, v in state.items() if learner.arm.inject or learner.arm.align or not n.startswith("injection."))
+    described = {**asdict(learner.arm), "drafts_by": learner.arm.drafts_by, "seed": learner.seed, "trained_numbers": used}
+    write_json(folder / ARM_FILE, {**described, "shape": asdict(drafter.shape), **about})
+
+
+def load_arm(folder: Path, starts: Starts) -> tuple[Arm, TrainDrafter]:
+    """The arm of a folder, ready to draft; its codes come from ``starts``, so the transfer rank must be the one it was trained with."""
+    described = read_json(folder / ARM_FILE)
+    shape = DrafterShape(**{**described["shape"], "taps": tuple(described["shape"]["taps"])})
+    drafter = TrainDrafter(shape, starts.codes.cpu())
+    drafter.load_state_dict(load_file(folder / WEIGHTS))
+    drafter = drafter.to(starts.target.device).eval()
+    drafter.codes = starts.codes
+    return ARMS[described["letter"]], drafter
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    return dict(json.loads(path.read_text()))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write through a temporary name: a slice that ends meanwhile leaves no half file."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=None if "prompts" in value else 1) + "\n")
+    partial.replace(path)

@@ -21,6 +21,7 @@ from dspine_export.model.speculative import verify_greedy, verify_sampled
 from dspine_export.model.state import DraftState
 from dspine_export.runtime.executor import DrafterExecutor
 from dspine_export.runtime.generation import GenerationResult, OnTokens, RunningSequence, Settings
+from dspine_export.runtime.proposal import first_slots
 from dspine_export.runtime.ragged_cache import RaggedCache
 from dspine_export.runtime.sampling import nucleus, sample
 from dspine_export.runtime.target import TargetExecutor
@@ -176,7 +177,7 @@ class _Loop:
         uniforms = torch.zeros(len(self.sequences), block - 1, device=heat.device)
         if self.settings.temperature > 0:
             uniforms.uniform_(generator=self.generator)
-        return _shortened(executor.draft_from(contexts, self.anchors, heat, uniforms), width)
+        return first_slots(executor.draft_from(contexts, self.anchors, heat, uniforms), width)
 
     def _judge(self, logits: Tensor, draft: DraftOutput | None, heat: Tensor) -> tuple[Tensor, Tensor]:
         """Accepted drafts and the token after them, int64 [N] each. logits [N, 1 + k, V]"""
@@ -211,13 +212,3 @@ class _Loop:
         self.state = self.target.select(self.state, rows)
         if self.executor is not None and self.contexts is not None:
             self.contexts = self.executor.select(self.contexts, torch.tensor(running))
-
-
-def _shortened(draft: DraftOutput, width: int) -> DraftOutput:
-    """The first `width` slots. A drafter without q (DFlash) drafted greedily: all of its probability is on its token."""
-    tokens = draft.tokens[:, :width]
-    if draft.candidate_ids is None or draft.q is None:
-        certain = torch.ones(*tokens.shape, 1, device=tokens.device)
-        return DraftOutput(tokens, tokens, tokens.unsqueeze(-1), None, certain)
-    unrefined = draft.unrefined_tokens[:, :width]
-    return DraftOutput(tokens, unrefined, draft.candidate_ids[:, :width], None, draft.q[:, :width])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,35 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool = True, system: str |
         UsageError: a chat was asked for and the tokenizer has no template, the template refuses the messages, or the text
             is not Unicode.
     """
-    try:
-        (text + (system or "")).encode()
-    except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
-        raise UsageError("The prompt is not valid UTF-8", got=ascii(text)[:100]) from error
-    if not chat:
-        return list(tokenizer(text)["input_ids"])
+    if chat:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return encode_messages(tokenizer, [*messages, {"role": "user", "content": text}])
+    _check_unicode(text)
+    return list(tokenizer(text)["input_ids"])
+
+
+def encode_messages(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a chat [{"role", "content"}, ..] in the target's template, up to where the assistant answers. Raises as above."""
+    for message in messages:
+        _check_unicode("".join(message.values()))
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError("The target has no chat template", fix="use --raw to continue the text as it is")
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": text})
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:  # a template is a program and raises what it likes
         raise UsageError(
             "The chat template refuses this prompt", got=f"{type(error).__name__}: {error}"[:300]
         ) from error
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])  # the template writes them itself
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
+        raise UsageError("The prompt is not valid UTF-8", got=ascii(text)[:100]) from error
 
 
 class StreamDecoder:

@@ -1,0 +1,258 @@
+"""Continuous batching: who waits, who has a slot, and what one turn of the loop does.
+
+A turn drops what was cancelled or has expired, gives free slots to those who wait, runs at most one budget of prompt tokens, and then one
+draft-verify round for every stream that has its first token. Streams join before any turn and leave after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import torch
+
+from dspine_export.errors import DspineError
+from dspine_export.runtime.serving.counters import Counters
+from dspine_export.runtime.serving.handle import Event, Failed
+from dspine_export.runtime.serving.judge import choose
+from dspine_export.runtime.serving.outcomes import (
+    CancelledError,
+    DeadlineError,
+    OverloadedError,
+    ServingError,
+    outcome_of,
+)
+from dspine_export.runtime.serving.slot_models import Round, SlotModels
+from dspine_export.runtime.serving.stream import Stream
+
+LOG = logging.getLogger(__name__)
+
+
+class BrokenError(Exception):
+    """The models can no longer be run at all."""
+
+
+class Scheduler:
+    """Slots and queue. `enqueue` may be called from any thread, everything else belongs to the loop's.
+
+    Args:
+        max_queue: streams that may wait. chunk_tokens: the budget of prompt tokens of one turn, padding included.
+    """
+
+    def __init__(self, models: SlotModels, slots: int, *, max_queue: int, chunk_tokens: int) -> None:
+        self.models, self.counters = models, Counters()
+        self.slots, self._max_queue, self._chunk_tokens = slots, max_queue, chunk_tokens
+        self._free = list(range(slots))
+        self._running: list[Stream] = []
+        self._waiting: deque[Stream] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def queue_depth(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def slots_in_use(self) -> int:
+        return self.slots - len(self._free)
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    def enqueue(self, stream: Stream) -> None:
+        """Raises OverloadedError when the queue is full."""
+        with self._lock:
+            if len(self._waiting) >= self._max_queue:
+                got, fix = f"{len(self._waiting)} requests waiting", "try again later, or serve with a larger max_queue"
+                raise OverloadedError("The server is overloaded", got=got, expected=f"below {self._max_queue}", fix=fix)
+            self._waiting.append(stream)
+
+    def turn(self) -> None:
+        """One turn of the loop. Raises BrokenError when the models fail even a request that cannot be at fault."""
+        started = time.perf_counter()
+        self._drop_given_up()
+        self._admit()
+        prompts = self._prefill()
+        batch = _by_slot(stream for stream in self._running if not stream.remaining_prompt)
+        if batch:
+            self._isolated(batch, self._round_part)
+        self.counters.loop(time.perf_counter() - started, self.models.clock.take(), len(batch), prompts=prompts)
+
+    def fail_all(self, error: DspineError) -> None:
+        """Ends every stream, waiting or running, with `error`."""
+        with self._lock:
+            waiting, self._waiting = list(self._waiting), deque()
+        for stream in (*self._running, *waiting):
+            with suppress(Exception):  # broken models cannot be told to forget a slot
+                self._fail(stream, error)
+        self._running = []
+
+    def _drop_given_up(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            dropped = [stream for stream in self._waiting if _given_up(stream, now)]
+            if dropped:
+                self._waiting = deque(stream for stream in self._waiting if stream not in dropped)
+        dropped += [stream for stream in self._running if _given_up(stream, now)]
+        for stream in dropped:
+            if stream.handle.cancelled:
+                self._fail(stream, CancelledError("The request was cancelled"))
+            else:
+                seconds = f"{now - stream.submitted_at:.3f} s, {len(stream.sequence.tokens)} tokens"
+                self._fail(stream, DeadlineError("The request's deadline has passed", got=seconds))
+        self._sweep()
+
+    def _admit(self) -> None:
+        while self._free:
+            with self._lock:
+                if not self._waiting:
+                    return
+                stream = self._waiting.popleft()
+            stream.slot = min(self._free)  # low slots first: running ones stay neighbours
+            self._free.remove(stream.slot)
+            stream.admitted_at = time.monotonic()
+            self._running.append(stream)
+
+    def _prefill(self) -> bool:
+        """Runs one budget of prompt tokens, oldest streams first."""
+        counts: dict[Stream, int] = {}
+        for stream in self._running:
+            if not stream.remaining_prompt:
+                continue
+            count = min(stream.remaining_prompt, self._chunk_tokens)
+            if counts and max(*counts.values(), count) * (len(counts) + 1) > self._chunk_tokens:
+                break
+            counts[stream] = count
+        if counts:
+            self._isolated(_by_slot(counts), lambda part: self._prefill_part(part, [counts[s] for s in part]))
+        return bool(counts)
+
+    def _prefill_part(self, streams: Sequence[Stream], counts: Sequence[int]) -> None:
+        logits = self.models.prefill(streams, counts)
+        if logits is None:
+            return
+        complete = [stream for stream in streams if not stream.remaining_prompt]
+        chosen = [
+            choose(row, stream.temperature, stream.top_p, stream.draws.first() if stream.temperature else 0.0)
+            for stream, row in zip(complete, logits, strict=True)
+        ]
+        firsts = torch.stack([torch.stack(pair) for pair in chosen]).tolist()
+        for stream, (token, finite) in zip(complete, firsts, strict=True):
+            if not finite:
+                self._fail(stream, _not_finite(), erase=True)
+                continue
+            self.counters.first_token(len(stream.prompt))
+            self._emit(stream, stream.commit([token]))
+
+    def _round_part(self, streams: Sequence[Stream]) -> None:
+        done = self.models.round(streams)
+        kept: list[int] = []
+        for stream, row in zip(streams, done.rows, strict=True):
+            if row.finite:
+                kept.append(stream.commit(row.tokens))
+            else:
+                kept.append(0)
+                self._fail(stream, _not_finite(), erase=True)
+        try:
+            self.models.commit(streams, done)  # enqueued before the host turns to text
+        except Exception as error:  # their tokens are taken, so there is no second attempt
+            LOG.exception("committing a round of %d failed", len(streams))
+            for stream in streams:
+                self._blame(stream, error)
+        self._emit_round(streams, done, kept)
+
+    def _emit_round(self, streams: Sequence[Stream], done: Round, kept: Sequence[int]) -> None:
+        for stream, row, count in zip(streams, done.rows, kept, strict=True):
+            if stream.slot >= 0:
+                stream.near_ties += row.near_ties
+                self.counters.near_ties += row.near_ties
+                self._emit(stream, count, (row.width, row.accepted))
+
+    def _emit(self, stream: Stream, kept: int, checked: tuple[int, int] | None = None) -> None:
+        """Text of the tokens just committed; whatever goes wrong with it is this stream's alone."""
+        try:
+            count, event = stream.event(kept, checked)
+        except Exception as error:
+            LOG.exception("text of a stream failed")
+            self._fail(stream, _internal(error))
+            return
+        if checked is not None:
+            self.counters.sequence_round(checked[0], min(checked[1], count), count)
+        if stream.finished:  # counted, and its slot free, before the caller hears of it
+            self._release(stream)
+            self.counters.request("ok")
+        if event is not None:
+            _send(stream, event)
+
+    def _isolated(self, streams: Sequence[Stream], run: Callable[[Sequence[Stream]], None]) -> None:
+        """Runs a batch; when it raises, one by one, so that only the streams at fault are lost."""
+        try:
+            run(streams)
+        except Exception as error:
+            LOG.exception("a batch of %d failed", len(streams))
+            if len(streams) == 1:
+                self._blame(streams[0], error)
+            else:
+                self.models.restore([stream for stream in streams if stream.slot >= 0])
+                for stream in streams:
+                    if stream.slot >= 0:
+                        self._isolated([stream], run)
+        self._sweep()
+
+    def _blame(self, stream: Stream, error: Exception) -> None:
+        """Ends a stream whose pass raised, and finds out whether the models still work."""
+        if stream.slot < 0:
+            return
+        slot = stream.slot
+        self._fail(stream, _internal(error), erase=True)
+        try:
+            self.models.probe(slot)
+        except Exception as failure:
+            raise BrokenError(f"{type(failure).__name__}: {failure}"[:400]) from error
+
+    def _fail(self, stream: Stream, error: DspineError, *, erase: bool = False) -> None:
+        try:
+            self._release(stream, erase=erase)
+        finally:
+            self.counters.request(outcome_of(error))
+            _send(stream, Failed(error))
+
+    def _release(self, stream: Stream, *, erase: bool = False) -> None:
+        if stream.slot < 0:
+            return
+        slot, stream.slot = stream.slot, -1
+        self._free.append(slot)
+        self.models.reset(slot, erase=erase)
+
+    def _sweep(self) -> None:
+        self._running = [stream for stream in self._running if stream.slot >= 0]
+
+
+def _send(stream: Stream, event: Event) -> None:
+    try:
+        stream.handle.send(event)
+    except Exception:
+        LOG.exception("an event could not be delivered")
+
+
+def _by_slot(streams: Iterable[Stream]) -> list[Stream]:
+    """Neighbouring slots beside each other: the caches read those in place."""
+    return sorted(streams, key=lambda stream: stream.slot)
+
+
+def _given_up(stream: Stream, now: float) -> bool:
+    return stream.handle.cancelled or (stream.expires_at is not None and now >= stream.expires_at)
+
+
+def _not_finite() -> ServingError:
+    return ServingError(
+        "The target returned values that are not finite", fix="serve it in float32, or check its weights"
+    )
+
+
+def _internal(error: Exception) -> ServingError:
+    return ServingError("This request failed inside the engine", got=f"{type(error).__name__}: {error}"[:400])

@@ -1,0 +1,256 @@
+"""Target and drafter over the same slots: pieces of prompts and draft-verify rounds for any subset of them.
+
+Nothing here decides what to run; nothing is committed before the caller says so. Symbols: N rows of a pass, T tokens, B block, V
+vocabulary rows, A taps, d hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspine_export.runtime.executor import DrafterExecutor
+from dspine_export.runtime.proposal import first_slots
+from dspine_export.runtime.serving.clock import ModelClock
+from dspine_export.runtime.serving.judge import Rules, judge
+from dspine_export.runtime.serving.stream import Stream, probe_stream
+from dspine_export.runtime.target import TargetExecutor
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One row of a round, on the host: its drafts, how many were checked and kept, the token after them."""
+
+    drafts: list[int]
+    width: int
+    accepted: int
+    following: int
+    finite: bool
+    near_ties: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the round commits."""
+        return [*self.drafts[: self.accepted], self.following]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished pass; `hidden` [N, T, A*d] are the tapped states of its blocks."""
+
+    rows: list[Checked]
+    hidden: Tensor
+
+
+class _Proposal(NamedTuple):
+    """tokens int64 [N, T-1], candidate_ids int64 and q float32 [N, T-1, K]."""
+
+    tokens: Tensor
+    candidate_ids: Tensor
+    q: Tensor
+
+
+class SlotModels:
+    """The two models and their caches.
+
+    Args:
+        executor: None serves the target alone.
+        slots: sequences at once. max_seq_len: tokens of prompt and output together.
+        count_near_ties: see `judge`.
+    """
+
+    def __init__(
+        self,
+        target: TargetExecutor,
+        executor: DrafterExecutor | None,
+        *,
+        slots: int,
+        max_seq_len: int,
+        count_near_ties: bool = False,
+    ) -> None:
+        self.target, self.executor, self.clock = target, executor, ModelClock(target.device)
+        self.block_size = 1 if executor is None else executor.config.block_size
+        self._count_near_ties = count_near_ties
+        self._cache = target.new_slots(slots, max_seq_len + self.block_size)
+        self._contexts = None
+        self._context_lengths = [0] * slots
+        if executor is not None:
+            room = max_seq_len if executor.max_context is None else min(max_seq_len, executor.max_context)
+            self._contexts = executor.new_slots(slots, room)
+
+    def drafts_for(self, prompt_tokens: int) -> int:
+        """Most tokens that can be drafted behind a prompt of this length."""
+        limit = None if self.executor is None else self.executor.max_context
+        return 0 if limit is not None and prompt_tokens + self.block_size > limit else self.block_size - 1
+
+    def reset(self, slot: int, *, erase: bool = False) -> None:
+        """Empties a slot of both caches; `erase` when it may hold values that are not finite."""
+        self._cache.reset(slot, erase=erase)
+        length, self._context_lengths[slot] = self._context_lengths[slot], 0
+        if self.executor is None:
+            return
+        self.executor.reset(self._contexts, [slot])
+        if erase and length:
+            width = self.executor.config.num_taps * self.executor.config.hidden_size
+            nothing = self.target.embed_tokens.new_zeros(1, length, width)
+            self.executor.append_context(self._contexts, nothing, torch.tensor([length]), [slot])
+            self.executor.reset(self._contexts, [slot])
+
+    def restore(self, streams: Sequence[Stream]) -> None:
+        """After a pass that raised: the drafter's contexts of these streams hold what the target's cache holds, and no more."""
+        chosen = [stream.slot for stream in streams if stream.draft_tokens]
+        if self.executor is not None and chosen:
+            lengths = [self._cache.lengths[slot] for slot in chosen]
+            self.executor.truncate(self._contexts, torch.tensor(lengths), chosen)
+            for slot, length in zip(chosen, lengths, strict=True):
+                self._context_lengths[slot] = length
+
+    def probe(self, slot: int) -> None:
+        """Runs a prompt and a round in an empty slot; raises whatever the models raise."""
+        stream = probe_stream(slot, self.block_size)
+        self.prefill([stream], [1])
+        stream.anchor = 0
+        self.commit([stream], self.round([stream]))
+        self.reset(slot)
+
+    def prefill(self, streams: Sequence[Stream], counts: Sequence[int]) -> Tensor | None:
+        """Runs the next counts[n] prompt tokens of every stream and commits them.
+
+        Returns float32 [M, V], the logits after the M prompts that are complete now, in the streams' order; None where M = 0.
+        """
+        rows = [stream.slot for stream in streams]
+        ids = np.zeros((len(streams), max(counts)), dtype=np.int64)
+        for row, (stream, count) in enumerate(zip(streams, counts, strict=True)):
+            ids[row, :count] = stream.prompt[stream.prefilled : stream.prefilled + count]
+        ends = [n for n, stream in enumerate(streams) if stream.remaining_prompt == counts[n]]
+        with self.clock.section("prefill"):
+            normed, hidden = self.target.states(self._cache.view(rows), torch.from_numpy(ids).to(self.target.device))
+            last = torch.tensor([counts[n] - 1 for n in ends], dtype=torch.int64, device=normed.device)
+            logits = self.target.logits(normed[torch.tensor(ends, device=normed.device), last]) if ends else None
+            self._append(streams, hidden, counts)
+        self._cache.advance(rows, counts)
+        for stream, count in zip(streams, counts, strict=True):
+            stream.prefilled += count
+        return logits
+
+    def round(self, streams: Sequence[Stream]) -> Round:
+        """Drafts for every stream that wants it and checks all of them in one pass of the target. Commits nothing."""
+        device = self.target.device
+        widths = [self._width(stream) for stream in streams]
+        table = np.array([[stream.anchor for stream in streams], widths], dtype=np.int64)
+        anchors, checked = torch.from_numpy(table).to(device)
+        drafting = [n for n, width in enumerate(widths) if width]
+        draft = None
+        if drafting:
+            with self.clock.section("draft"):
+                draft = self._draft([streams[n] for n in drafting], anchors, drafting, max(widths))
+        drafts = draft.tokens if draft is not None else anchors.new_zeros(len(streams), 0)
+        with self.clock.section("target"):
+            view = self._cache.view([stream.slot for stream in streams])
+            step = self.target.verify(view, torch.cat((anchors[:, None], drafts), dim=1))
+        verdicts = judge(
+            step.logits,
+            drafts,
+            None if draft is None else draft.candidate_ids,
+            None if draft is None else draft.q,
+            self._rules(streams, checked, drafts.shape[1]),
+            count_near_ties=self._count_near_ties,
+        )
+        columns = (verdicts.accepted, verdicts.following, verdicts.finite, verdicts.near_ties)
+        packed = torch.cat(
+            (torch.stack(columns, dim=1), drafts), dim=1
+        ).tolist()  # the round's only wait for the device
+        rows = [
+            Checked(drafts, width, accepted, following, bool(finite), ties)
+            for width, (accepted, following, finite, ties, *drafts) in zip(widths, packed, strict=True)
+        ]
+        return Round(rows, step.hidden)
+
+    def commit(self, streams: Sequence[Stream], done: Round) -> None:
+        """Commits a round for the streams in it that go on: their anchors' and accepted drafts' keys, values and tapped states."""
+        going = [n for n, stream in enumerate(streams) if not stream.finished and stream.slot >= 0]
+        counts = [done.rows[n].accepted + 1 for n in going]
+        self._cache.advance([streams[n].slot for n in going], counts)
+        if going and self.executor is not None:
+            hidden = done.hidden
+            if len(going) < len(streams):
+                hidden = hidden[torch.tensor(going, device=hidden.device)]
+            with self.clock.section("append"):
+                self._append([streams[n] for n in going], hidden, counts)
+
+    def _append(self, streams: Sequence[Stream], hidden: Tensor, counts: Sequence[int]) -> None:
+        """Appends the first counts[n] of hidden [N, T, A*d] to the drafter's context of the streams that draft."""
+        chosen = [n for n, stream in enumerate(streams) if stream.draft_tokens]
+        if self.executor is None or not chosen:
+            return
+        step = self.executor.max_batch or len(chosen)
+        for start in range(0, len(chosen), step):
+            part = chosen[start : start + step]
+            picked = hidden if len(part) == len(streams) else hidden[torch.tensor(part, device=hidden.device)]
+            taken, rows = [counts[n] for n in part], [streams[n].slot for n in part]
+            self.executor.append_context(self._contexts, picked, torch.tensor(taken), rows)
+            for row, count in zip(rows, taken, strict=True):
+                self._context_lengths[row] += count
+
+    def _width(self, stream: Stream) -> int:
+        """Tokens to draft for a stream in this round."""
+        executor = self.executor
+        if executor is None or not stream.draft_tokens:
+            return 0
+        limit = executor.max_context
+        if limit is not None and self._context_lengths[stream.slot] + self.block_size > limit:
+            stream.draft_tokens = 0  # for good: its context is no longer kept up to date
+            return 0
+        if stream.anchor >= executor.config.vocab_size:  # a padded head has rows the drafter does not know
+            return 0
+        return min(stream.draft_tokens, stream.sequence.remaining - 1)
+
+    def _draft(self, streams: Sequence[Stream], anchors: Tensor, where: list[int], width: int) -> _Proposal:
+        """Blocks of `width` tokens for all rows of the pass; only rows `where`, those of `streams`, hold drafts."""
+        executor, every = self.executor, anchors.shape[0]
+        assert executor is not None
+        index = None if len(where) == every else torch.tensor(where, device=anchors.device)
+        chosen = anchors if index is None else anchors[index]
+        heat = torch.tensor([stream.temperature for stream in streams]).to(anchors.device)
+        uniforms = np.stack([stream.begin_round()[: self.block_size - 1] for stream in streams])
+        draws = torch.from_numpy(uniforms).to(anchors.device)
+        parts: list[_Proposal] = []
+        step = executor.max_batch or len(streams)
+        for start in range(0, len(streams), step):
+            part = slice(start, start + step)
+            rows = [stream.slot for stream in streams[part]]
+            draft = first_slots(executor.draft_from(self._contexts, chosen[part], heat[part], draws[part], rows), width)
+            assert draft.candidate_ids is not None and draft.q is not None
+            parts.append(_Proposal(draft.tokens, draft.candidate_ids, draft.q))
+            if len(streams) > step:  # the executor's next call may overwrite these
+                parts[-1] = _Proposal(*(tensor.clone() for tensor in parts[-1]))
+        return _spread(parts, index, every)
+
+    def _rules(self, streams: Sequence[Stream], widths: Tensor, drafted: int) -> Rules:
+        sampled = [n for n, stream in enumerate(streams) if stream.temperature > 0]
+        if not sampled:
+            return Rules(widths)
+        slots = self.block_size - 1
+        draws = np.stack([streams[n].begin_round() for n in sampled])
+        heat = np.array([(streams[n].temperature, streams[n].top_p) for n in sampled], dtype=np.float32)
+        table = torch.from_numpy(np.concatenate((heat, draws), axis=1)).to(widths.device)
+        nucleus = table[:, 1] if any(streams[n].top_p < 1 for n in sampled) else None
+        accept = table[:, 2 + slots : 2 + slots + drafted]
+        rows = torch.tensor(sampled, device=widths.device)
+        return Rules(widths, rows, table[:, 0], nucleus, accept, table[:, -1].contiguous())
+
+
+def _spread(parts: list[_Proposal], index: Tensor | None, rows: int) -> _Proposal:
+    """Joins parts and puts row n of them at index[n] of `rows`; the other rows are zero."""
+    columns = []
+    for tensors in zip(*parts, strict=True):
+        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        if index is not None:
+            whole = whole.new_zeros(rows, *whole.shape[1:]).index_copy(0, index, whole)
+        columns.append(whole)
+    return _Proposal(*columns)

@@ -17,7 +17,7 @@ from dspine_export.errors import DspineError, OutputError, UsageError, Verificat
 
 _MANIFEST_LIMIT_BYTES = 16 << 20
 # Serving configuration is the operator's to change; everything else is as it was built.
-_EDITABLE = ("trtllm/config.yaml", "trtllm/triton/")
+_EDITABLE = ("trtllm/config.yaml", "trtllm/triton/", "triton/")
 _BYTECODE = "__pycache__"  # Python leaves one where a server imported the bundle's TensorRT-LLM package
 
 

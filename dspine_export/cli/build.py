@@ -61,6 +61,9 @@ def build(
     legacy_layout: Annotated[
         bool, typer.Option("--legacy-layout", help="Also file the plan as TensorRT-LLM <= 1.2 did.")
     ] = False,
+    triton: Annotated[
+        bool, typer.Option("--triton", help="Also write OUT/triton, a model repository for tritonserver.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, write nothing.")
     ] = False,
@@ -79,6 +82,7 @@ def build(
                 CKPT=checkpoint, target_model=target_model, output=output, recipe=recipe, target=target, dtype=dtype
             )
             _refuse_with_resume(stop_after=stop_after, dry_run=dry_run or None, verify=verify, force=force or None)
+            _refuse_with_resume(triton=triton or None)
             _resume(console, resume, plugin_library, assignments, given)
             return
         request = _request(
@@ -89,6 +93,7 @@ def build(
             plugin_library,
             stop_after,
             force,
+            triton,
         )
         from dspine_export.pipeline.build import build as run_build
         from dspine_export.pipeline.build import plan
@@ -117,6 +122,7 @@ def _request(
     plugin_library: Path | None,
     stop_after: str | None,
     force: bool,
+    triton: bool,
 ) -> BuildRequest:
     from dspine_export.errors import UsageError
     from dspine_export.pipeline.request import BuildRequest
@@ -129,7 +135,7 @@ def _request(
         )
     if stop_after not in (None, "onnx"):
         raise UsageError("no such stage to stop after", where="--stop-after", got=stop_after, expected="onnx")
-    return BuildRequest(checkpoint, target_model, output, recipe, force, stop_after == "onnx", plugin_library)
+    return BuildRequest(checkpoint, target_model, output, recipe, force, stop_after == "onnx", plugin_library, triton)
 
 
 def _refuse_with_resume(**options: object) -> None:

@@ -31,9 +31,11 @@ from dspine_export.pipeline.plan import describe_plan, disk_bytes, estimate
 from dspine_export.pipeline.progress import Progress
 from dspine_export.pipeline.request import BuildRequest
 from dspine_export.pipeline.sources import copy_drafter, summarise, target_source
+from dspine_export.pipeline.triton import Contents, write_into_bundle
 from dspine_export.pipeline.trtllm import check_trtllm, write_trtllm
 from dspine_export.pipeline.versions import collect_versions
 from dspine_export.recipes import Recipe
+from dspine_export.triton.model_config import messages
 
 _REBUILT = ("engines/", "plugins/", "trtllm/")  # by a resumed build
 
@@ -80,6 +82,11 @@ def build(request: BuildRequest, progress: Progress) -> Bundle:
             with stages("trtllm", "module and configuration for TensorRT-LLM"):
                 drafter = summarise(pair.checkpoint)
                 write_trtllm(staging, request.output, drafter, request.recipe, engines, progress, request.target_model)
+        if request.triton:
+            with stages("triton", "model repository for tritonserver"):
+                entries = describe_entries(pair.checkpoint.config, request.recipe.build.dtype)
+                contents = Contents(summarise(pair.checkpoint), entries, engines, request.recipe)
+                write_into_bundle(staging, request.output, contents, request.target_model)
         manifest = _manifest(pair, request.recipe, sources, stages, engines, verification)
         _finish(staging, manifest, copied, progress)
     return open_bundle(request.output)
@@ -132,6 +139,8 @@ def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:
     pair = open_pair(request.checkpoint, request.target_model, request.recipe, progress)
     if request.recipe.build.target == "trtllm":
         check_trtllm(request.recipe)
+    if request.triton:
+        messages()
     if request.wants_engine:
         check_engine(request.recipe, request.plugin_library, estimate(pair.checkpoint, request).draft_plan)
     require_free_space(request.output, disk_bytes(pair.checkpoint, request))

@@ -19,6 +19,7 @@ class BuildRequest:
         force: replace an existing bundle.
         stop_after_onnx: leave the engine to a later ``build --resume``.
         plugin_library: an existing ``libdspine_trt_plugins.so``; None to find or build one.
+        triton: also write a model repository for Triton Inference Server.
     """
 
     checkpoint: Path
@@ -28,6 +29,7 @@ class BuildRequest:
     force: bool = False
     stop_after_onnx: bool = False
     plugin_library: Path | None = None
+    triton: bool = False
 
     @property
     def wants_engine(self) -> bool:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dspine_export.bundle import Bundle, inventory, open_bundle, staged_bundle
-from dspine_export.bundle.manifest import MANIFEST_NAME, FileEntry, Manifest
+from dspine_export.bundle import (
+    Bundle,
+    DrafterSummary,
+    EngineEntry,
+    EntryContract,
+    FileEntry,
+    inventory,
+    open_bundle,
+    staged_bundle,
+)
+from dspine_export.bundle.manifest import MANIFEST_NAME
 from dspine_export.errors import UsageError
 from dspine_export.pipeline.pair import open_pair
 from dspine_export.pipeline.progress import Progress
@@ -29,6 +39,16 @@ from dspine_export.version import __version__
 FORMAT = "dspine-triton-repository"
 FOLDER = "triton"  # of a bundle
 _PLAN_BUILDER = "tensorrt"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a bundle holds, of its manifest; a bundle that is being built has none yet."""
+
+    drafter: DrafterSummary
+    entries: Mapping[str, EntryContract]
+    engines: Sequence[EngineEntry]
+    recipe: Recipe
 
 
 @dataclass(frozen=True)
@@ -54,10 +74,12 @@ def make_repository(
     with progress.stage("bundle", str(bundle_path)):
         bundle = open_bundle(bundle_path, check_hashes=True)
     open_pair(bundle.path / "drafter", target, Recipe(), progress, finite=False)
-    locations = _locations(bundle.path, bundle.manifest, target, output, options)
+    manifest = bundle.manifest
+    contents = Contents(manifest.drafter, manifest.entries, manifest.engines, manifest.recipe)
+    locations = _locations(bundle.path, bundle.path, contents, target, output, options)
     with staged_bundle(output, force=force, form=FORMAT) as staging:
         with progress.stage("models", ", ".join(options.model_names)):
-            write_repository(staging, options, locations, _sources(bundle.manifest, options, locations))
+            write_repository(staging, options, locations, _sources(contents, options, locations))
         if options.files != "reference":
             with progress.stage("files", f"bundle and target, by {options.files}"):
                 place_bundle(bundle, staging, options.files)
@@ -66,31 +88,39 @@ def make_repository(
     return Repository(output.absolute(), options.model_names, options.served_names, count)
 
 
-def write_into_bundle(
-    staging: Path, output: Path, manifest: Manifest, target: Path, options: RepositoryOptions
-) -> tuple[str, ...]:
-    """Write ``staging/triton`` for the bundle that will be ``output``; returns the models' names. Bundle and target are referenced."""
-    options = replace(options, files="reference")
+def built_in_options(recipe: Recipe) -> RepositoryOptions:
+    """What ``build --triton`` makes: our own backend, within the engine profile's limits, everything left where it is."""
+    profile = recipe.profile
+    return RepositoryOptions(max_slots=profile.batch.max, max_seq_len=max(16, profile.context.max), files="reference")
+
+
+def write_into_bundle(staging: Path, output: Path, contents: Contents, target: Path) -> None:
+    """Write ``staging/triton`` for the bundle that will be ``output``; it names bundle and target by relative paths.
+
+    Raises:
+        DependencyError: the extra `triton` is not installed.
+    """
+    options = built_in_options(contents.recipe)
     check_options(options)
-    locations = _locations(output, manifest, target, output / FOLDER, options)
-    plans = {entry: staging / path.relative_to(output) for entry, path in locations.plans.items()}
-    locations = replace(locations, plans=plans)
-    write_repository(staging / FOLDER, options, locations, _sources(manifest, options, locations))
-    return options.model_names
+    locations = _locations(output, staging, contents, target, output / FOLDER, options)
+    write_repository(staging / FOLDER, options, locations, _sources(contents, options, locations))
 
 
-def _locations(bundle: Path, manifest: Manifest, target: Path, output: Path, options: RepositoryOptions) -> Locations:
-    plans = _plans(bundle, manifest) if "plan" in options.flavors else {}
+def _locations(
+    bundle: Path, present: Path, contents: Contents, target: Path, output: Path, options: RepositoryOptions
+) -> Locations:
+    """`present` is where the bundle's files are now."""
+    plans = _plans(present, contents.engines, bundle) if "plan" in options.flavors else {}
     if options.files != "reference":
         return Locations(BUNDLE_FOLDER, TARGET_FOLDER, plans)
     return Locations(relative_to_repository(bundle, output), relative_to_repository(target, output), plans)
 
 
-def _plans(bundle: Path, manifest: Manifest) -> dict[str, Path]:
-    for engine in reversed(manifest.engines):
+def _plans(present: Path, engines: Sequence[EngineEntry], bundle: Path) -> dict[str, Path]:
+    for engine in reversed(engines):
         if engine.builder == _PLAN_BUILDER:
-            return {entry: bundle / path for entry, path in engine.plans.items()}
-    built = ", ".join(f"{engine.builder} {engine.builder_version}" for engine in manifest.engines)
+            return {entry: present / path for entry, path in engine.plans.items()}
+    built = ", ".join(f"{engine.builder} {engine.builder_version}" for engine in engines)
     raise UsageError(
         "Triton's TensorRT backend runs plans of TensorRT, and the bundle has none",
         where="--flavor plan",
@@ -100,8 +130,8 @@ def _plans(bundle: Path, manifest: Manifest) -> dict[str, Path]:
     )
 
 
-def _sources(manifest: Manifest, options: RepositoryOptions, locations: Locations) -> Sources:
-    drafter, chosen = manifest.drafter, manifest.recipe.trtllm
+def _sources(contents: Contents, options: RepositoryOptions, locations: Locations) -> Sources:
+    drafter, chosen = contents.drafter, contents.recipe.trtllm
     llmapi = ServingOptions(
         output=Path(locations.bundle),
         target_model=locations.target,
@@ -115,7 +145,7 @@ def _sources(manifest: Manifest, options: RepositoryOptions, locations: Location
         allow_unchecked=chosen.allow_unchecked,
     )
     document: dict[str, Any] = triton_config(llmapi) if "llmapi" in options.flavors else {}
-    return Sources(drafter, manifest.entries, document)
+    return Sources(drafter, contents.entries, document)
 
 
 def _write_manifest(staging: Path, bundle: Bundle, options: RepositoryOptions) -> int:

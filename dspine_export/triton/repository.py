@@ -101,7 +101,7 @@ def _write_dspine(folder: Path, options: RepositoryOptions, locations: Locations
     drafter = model_config.drafter_config(options, locations, sources.drafter)
     for config in (text, drafter):
         _write_model(folder, config)
-        (folder / config.name / "1").mkdir()  # the backend needs no file there; Triton needs a version
+        # The backend needs no file of a version; Triton needs its folder, which would not survive every kind of copy if it were empty.
         _write(folder / config.name / "1" / "README", "Version 1. The model's files are named in config.pbtxt.\n")
     _write(folder.parent / "backends" / BACKEND / "model.py", _verbatim_backend())
 

@@ -369,3 +369,25 @@ def test_launch_script_says_what_is_missing(made: Path, tmp_path: Path) -> None:
 def test_flavours_are_the_documented_ones() -> None:
     assert FLAVORS == ("dspine", "llmapi", "vllm", "plan")
     assert RepositoryOptions().served_names == (contract.TEXT_MODEL,)
+
+
+def test_build_writes_a_repository_into_its_bundle(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    bundle = tmp_path / "bundle"
+    result = invoke(
+        "build", tiny.bundle / "drafter", "--target-model", tiny.target, "-o", bundle, "--target", "onnx", "--no-verify",
+        "--triton", "--max-batch-size", "3", "--dtype", "float32",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    repository = bundle / "triton"
+    given = parameters(configuration(repository, "dspine"))
+    assert given["max_slots"] == "3"
+    assert os.path.samefile(repository / "model_repository" / given["bundle"], bundle)
+    assert os.path.samefile(repository / "model_repository" / given["target_model"], tiny.target)
+    (repository / "model_repository" / "dspine" / "config.pbtxt").write_text("mine")
+    assert open_bundle(bundle, check_hashes=True), "an operator may edit it"
+    output = tmp_path / "r"
+    assert invoke("triton-repo", bundle, "--target-model", tiny.target, "-o", output).code == 0
+    assert not (output / "bundle" / "triton").exists(), "the bundle's own repository stays behind"
+    assert open_bundle(output / "bundle", check_hashes=True)
+    refused = invoke("build", "--resume", bundle, "--triton")
+    assert (refused.code, "triton" in refused.err) == (2, True)

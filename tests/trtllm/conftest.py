@@ -38,14 +38,11 @@ STUB = Path(__file__).parent / "stub"
 
 @dataclass(frozen=True)
 class Package:
-    """``is_stub`` decides the device only: the tests are the same."""
+    """The tests are the same for stub and real package; the stub runs on the CPU unless a test asks for a GPU."""
 
     module: ModuleType
     is_stub: bool
-
-    @property
-    def device(self) -> str:
-        return "cpu" if self.is_stub else "cuda"
+    device: str
 
     def load(self, name: str) -> ModuleType:
         return importlib.import_module(f"tensorrt_llm.{name}")
@@ -66,7 +63,7 @@ def package() -> Iterator[Package]:
         sys.path.insert(0, str(STUB))
         module, is_stub = importlib.import_module("tensorrt_llm"), True
     try:
-        yield Package(module, is_stub)
+        yield Package(module, is_stub, "cpu" if is_stub else "cuda")
     finally:
         if is_stub:
             sys.path.remove(str(STUB))

@@ -11,7 +11,7 @@ from dspine_export.bundle import Bundle
 from dspine_export.model.drafter import Drafter
 from dspine_export.trtllm.draft_model import DSpineForCausalLM
 from dspine_export.trtllm.register import register_builder
-from dspine_export.trtllm.settings import ModuleSettings
+from dspine_export.trtllm.settings import ExecutorName, ModuleSettings
 from dspine_export.trtllm.worker_cache import WorkerContext
 
 from .conftest import Package, Tables
@@ -36,10 +36,16 @@ def logits_processor(hidden: torch.Tensor, head: Head, attention: Any, return_co
 
 
 def make_draft_model(
-    package: Package, bundle: Bundle, tables: Tables, *, backend: str, width: int = 8
+    package: Package,
+    bundle: Bundle,
+    tables: Tables,
+    *,
+    backend: str,
+    width: int = 8,
+    executor: ExecutorName = "torch",
 ) -> DSpineForCausalLM:
     """Through the registry, as TensorRT-LLM makes it."""
-    register_builder(bundle, ModuleSettings("../..", "torch", 7))
+    register_builder(bundle, ModuleSettings("../..", executor, 7))
     mode = package.load("_torch.speculative.interface").SpeculativeDecodingMode.DSPARK
     builder = package.load("_torch.models.modeling_utils").get_registered_draft_model_builder(mode)
     spec = SimpleNamespace(max_draft_len=width - 1, attention_backend=backend, target_layer_ids=None)
@@ -72,7 +78,7 @@ def make_metadata(package: Package, draft: DSpineForCausalLM, hidden: int) -> An
     }
     drafted = draft.block_size - 1
     if package.is_stub:
-        return kind(**sizes, runtime_draft_len=drafted)
+        return kind(**sizes, runtime_draft_len=drafted, device=package.device)
     mode = package.load("_torch.speculative.interface").SpeculativeDecodingMode.DSPARK
     lengths = {"max_draft_len": drafted, "max_total_draft_tokens": drafted}
     metadata = kind(**lengths, spec_dec_mode=mode, dtype=torch.float32, **sizes)

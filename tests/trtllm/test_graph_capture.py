@@ -9,22 +9,26 @@ import torch
 
 from dspine_export.checkpoint.load import open_checkpoint
 from dspine_export.model.loading import LoadedCheckpoint
-from dspine_export.trtllm.block_executors import TorchBlock
+from dspine_export.trtllm.block_executors import BlockExecutor, TorchBlock
 from dspine_export.trtllm.draft_model import DSpineForCausalLM
 
 from .conftest import GOLDEN, Tables
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from dspine_export.trtllm.kernel_block import open_kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 BATCH, COLUMNS, SLOTS = 3, 64, 5
 
 
-@pytest.fixture
-def draft(tables: Tables) -> DSpineForCausalLM:
+@pytest.fixture(params=["torch", "kernels"])
+def draft(tables: Tables, request: pytest.FixtureRequest) -> DSpineForCausalLM:
     checkpoint = open_checkpoint(GOLDEN / "drafter")
 
-    def load(embed: torch.Tensor, head: torch.Tensor) -> tuple[object, TorchBlock]:
+    def load(embed: torch.Tensor, head: torch.Tensor) -> tuple[object, BlockExecutor]:
         drafter = LoadedCheckpoint(checkpoint).bind(embed_tokens=embed, lm_head=head, check_codes=False)
-        return drafter.model, TorchBlock(drafter)
+        return open_kernels(drafter) if request.param == "kernels" else (drafter.model, TorchBlock(drafter))
 
     model = DSpineForCausalLM(checkpoint.config, SimpleNamespace(pretrained_config=None), "VANILLA", load)  # type: ignore[arg-type]
     embedding = torch.nn.Embedding.from_pretrained(tables.embed_tokens.cuda())

@@ -55,7 +55,7 @@ def test_worker_drafts_what_the_specification_drafts(
         lambda *_: open_kernels(bind(checkpoint, tables)),
     )
     give_weights(draft, tables, DEVICE)
-    loop = make_serving_loop(package, draft, backend, bind(checkpoint, tables))
+    loop = make_serving_loop(replace(package, device=DEVICE), draft, backend, bind(checkpoint, tables))
     first, second = Request(1, list(range(5, 14))), Request(2, [7])
     loop.step(prefill=[(first, 4), (second, 1)])
     loop.step(prefill=[(first, 5)], generate=[(second, 2)])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dspine_export.cli import build, doctor, inspect, recipes, run, triton_repo, verify
+from dspine_export.cli import bench, build, doctor, inspect, recipes, run, triton_repo, verify
 from dspine_export.cli.guard import DEBUG_VARIABLE, EXIT_INTERRUPTED, EXIT_USAGE, usage_failure
 from dspine_export.cli.signals import install_handlers
 from dspine_export.version import __version__
@@ -46,6 +46,7 @@ app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("run")(run.run)
 app.command("triton-repo")(triton_repo.triton_repo)
+app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
 app.command("recipes")(recipes.recipes)
 

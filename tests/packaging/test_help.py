@@ -19,7 +19,7 @@ HEAVY = {
     "tensorrt_rtx",
     "dspine_export.checkpoint",
 }
-COMMANDS = ("build", "inspect", "verify", "run", "doctor", "recipes")
+COMMANDS = ("build", "inspect", "verify", "run", "bench", "doctor", "recipes")
 
 
 @pytest.mark.parametrize(

@@ -92,17 +92,14 @@ def test_ragged_batches(both: Both, device: torch.device, small_steps: None) -> 
     """Empty contexts, appends longer than a block, a rollback, a pool that grows, sequences that leave the batch."""
     traffic = Traffic(both, device, seed=0)
     states = [executor.new_state(3) for executor in both]
-    traffic.draft(states, 3)
     traffic.append(states, [5, 0, 2], tokens=9)
     traffic.draft(states, 3)
     traffic.append(states, [1, 4, 4], tokens=4)
     for executor, state in zip(both, states, strict=True):
         executor.truncate(state, state.lengths - torch.tensor([2, 0, 1], device=device))
-    traffic.draft(states, 3)
     traffic.append(states, [9, 19, 3], tokens=19)
     traffic.draft(states, 3)
     states = [executor.select(state, torch.tensor([2, 1])) for executor, state in zip(both, states, strict=True)]
-    traffic.draft(states, 2)
     traffic.append(states, [4, 1], tokens=4)
     traffic.draft(states, 2)
     assert states[1].lengths.tolist() == [12, 24] and states[1].capacity > 16
@@ -118,7 +115,6 @@ def test_slots(both: Both, device: torch.device, small_steps: None) -> None:
         executor.truncate(state, torch.tensor([3]), rows=[4])
         executor.reset(state, rows=[1])
     traffic.draft(states, 4, rows=[3, 4, 1, 0])
-    traffic.draft(states, 5)
     assert states[1].lengths.tolist() == [4, 0, 0, 2, 3]
 
 

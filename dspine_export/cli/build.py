@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,10 @@ def build(
     ] = None,
     target_model: TargetModel = None,
     target: Annotated[
-        str | None, typer.Option(help="trtllm: graphs and an engine; onnx: graphs only.", show_default="trtllm")
+        str | None,
+        typer.Option(
+            help="trtllm: graphs and an engine; onnx: graphs only; vllm: a drafter directory.", show_default="trtllm"
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="The bundle to create.", show_default=False)
@@ -64,6 +68,9 @@ def build(
     triton: Annotated[
         bool, typer.Option("--triton", help="Also write OUT/triton, a model repository for tritonserver.")
     ] = False,
+    register: Annotated[
+        bool, typer.Option("--register", help="vllm: what --speculative-model dspine means for this target.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, write nothing.")
     ] = False,
@@ -74,7 +81,11 @@ def build(
 ) -> None:
     """Compile CKPT for the target model into the bundle OUT: ONNX graphs, verification, engine."""
     with command(as_json=as_json) as console:
-        switches = {"trtllm.allow_unchecked": allow_unchecked, "trtllm.legacy_layout": legacy_layout}
+        switches = {
+            "trtllm.allow_unchecked": allow_unchecked,
+            "trtllm.legacy_layout": legacy_layout,
+            "vllm.register_drafter": register,
+        }
         assignments = [*(f"{key}=true" for key, wanted in switches.items() if wanted), *(assignments or [])]
         given = {"target": target, "dtype": dtype, "max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
         if resume is not None:
@@ -176,6 +187,10 @@ def _bundle_lines(bundle: Bundle, seconds: float) -> Iterator[str]:
     for engine in manifest.engines:
         where = " or ".join(engine.compute_capabilities)
         yield f"  {engine.id}: {engine.builder} {engine.builder_version}, for compute capability {where}"
+    if manifest.recipe.build.target == "vllm":
+        target = manifest.recipe.vllm.target or "TARGET"
+        options = json.dumps({"method": "dspine", "model": str(bundle.path / "vllm")})
+        yield f"  serve it: vllm serve {target} --speculative-config '{options}'"
     if not manifest.engines and manifest.recipe.build.target == "trtllm":
         yield f"  no engine yet: run `dspine-export build --resume {bundle.path}` on the machine that has TensorRT"
 

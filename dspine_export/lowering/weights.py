@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -44,13 +45,20 @@ class _Source:
 
 
 def write_weights(
-    checkpoint: Checkpoint, target: TargetInfo | None, names: Iterable[str], path: Path, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    target: TargetInfo | None,
+    names: Iterable[str],
+    path: Path,
+    dtype: torch.dtype,
+    *,
+    stored_names: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, PlacedTensor]:
     """Streams the named tensors, converted to `dtype`, into a new safetensors file.
 
     Args:
         target: needed only where transfer codes must be recomputed from its head.
         names: checkpoint tensor names, ``transfer_codes`` and ``token_table`` included.
+        stored_names: what the file calls some of them; the others keep their name.
 
     Raises:
         CheckpointError: codes are absent and may not be recomputed. OSError: the file cannot be written.
@@ -59,7 +67,7 @@ def write_weights(
     header, placed, offset = {}, {}, 0
     for name, source in sources.items():
         size = dtype.itemsize * torch.Size(source.shape).numel()
-        header[name] = {
+        header[stored_names.get(name, name)] = {
             "dtype": SAFETENSORS_NAMES[dtype],
             "shape": list(source.shape),
             "data_offsets": [offset, offset + size],

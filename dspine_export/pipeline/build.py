@@ -34,6 +34,7 @@ from dspine_export.pipeline.sources import copy_drafter, summarise, target_sourc
 from dspine_export.pipeline.triton import Contents, write_into_bundle
 from dspine_export.pipeline.trtllm import check_trtllm, write_trtllm
 from dspine_export.pipeline.versions import collect_versions
+from dspine_export.pipeline.vllm import check_vllm, register_drafter, write_vllm
 from dspine_export.recipes import Recipe
 from dspine_export.triton.model_config import messages
 
@@ -72,9 +73,13 @@ def build(request: BuildRequest, progress: Progress) -> Bundle:
         with stages("drafter", "copying the checkpoint"):
             sources, copied = copy_drafter(pair.checkpoint, staging)
             sources.append(target_source(pair.target))
-        export_graphs(pair, request.recipe, staging, stages)
+        if request.wants_graphs:
+            export_graphs(pair, request.recipe, staging, stages)
+        else:
+            with stages("vllm", "drafter directory for vLLM"):
+                write_vllm(pair, request, staging)
         verification: list[VerificationResult] = []
-        if request.recipe.verification.enabled:
+        if request.wants_graphs and request.recipe.verification.enabled:
             with stages("verify", "comparing both graphs with the torch model"):
                 verification.append(verify_graphs(pair, request.recipe, staging, progress))
         engines = _engines(request.recipe, request.plugin_library, staging, stages) if request.wants_engine else []
@@ -89,6 +94,7 @@ def build(request: BuildRequest, progress: Progress) -> Bundle:
                 write_into_bundle(staging, request.output, contents, request.target_model)
         manifest = _manifest(pair, request.recipe, sources, stages, engines, verification)
         _finish(staging, manifest, copied, progress)
+    register_drafter(request, progress)
     return open_bundle(request.output)
 
 
@@ -113,6 +119,8 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
             fix="build a new bundle",
         )
     weights = sum(entry.size_bytes for entry in seed.manifest.files if entry.path.startswith("onnx/"))
+    if not weights:
+        raise UsageError("this bundle was built for vLLM and has no graphs to continue from", fix="build a new bundle")
     if wanted.build.target == "trtllm":
         check_trtllm(wanted)
     check_engine(wanted, plugin_library, weights)
@@ -139,6 +147,8 @@ def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:
     pair = open_pair(request.checkpoint, request.target_model, request.recipe, progress)
     if request.recipe.build.target == "trtllm":
         check_trtllm(request.recipe)
+    if request.recipe.build.target == "vllm":
+        check_vllm(pair, request)
     if request.triton:
         messages()
     if request.wants_engine:
@@ -167,7 +177,9 @@ def _manifest(
         "drafter": summarise(pair.checkpoint),
         "sources": tuple(sources),
         "versions": collect_versions(),
-        "entries": describe_entries(pair.checkpoint.config, recipe.build.dtype),
+        "entries": {}
+        if recipe.build.target == "vllm"
+        else describe_entries(pair.checkpoint.config, recipe.build.dtype),
         "stages": tuple(stages.records),
         "engines": tuple(engines),
         "verification": tuple(verification),

@@ -18,12 +18,14 @@ def estimate(checkpoint: Checkpoint, request: BuildRequest) -> MemoryEstimate:
 
 
 def disk_bytes(checkpoint: Checkpoint, request: BuildRequest) -> int:
-    """About how much the bundle will take: the drafter's copy, both forms of the graphs with their weights, and the plans.
+    """About how much the bundle will take: the drafter's copy, both forms of the graphs with their weights, and the plans; or its weights.
 
     The portable form holds the transfer codes beside the token table: its draft graph looks up the one, the fused twin the other.
     """
     stored = sum(info.size_bytes for info in checkpoint.tensors.values())
     sizes = estimate(checkpoint, request)
+    if not request.wants_graphs:
+        return stored + sizes.plans
     graphs = sizes.plans
     portable = graphs * DTYPE_BYTES["float32"] // DTYPE_BYTES[request.recipe.build.dtype]
     transfer = checkpoint.config.transfer
@@ -33,6 +35,8 @@ def disk_bytes(checkpoint: Checkpoint, request: BuildRequest) -> int:
 
 def stage_names(request: BuildRequest) -> list[str]:
     """The stages a build goes through, in order."""
+    if not request.wants_graphs:
+        return ["drafter", "vllm", "manifest"]
     verify = ["verify"] if request.recipe.verification.enabled else []
     engine = ["plugins", "engine"] if request.wants_engine else []
     trtllm = ["trtllm"] if request.recipe.build.target == "trtllm" else []

@@ -32,6 +32,11 @@ class BuildRequest:
     triton: bool = False
 
     @property
+    def wants_graphs(self) -> bool:
+        """Whether this build exports and verifies graphs: vLLM runs the drafter's weights."""
+        return self.recipe.build.target != "vllm"
+
+    @property
     def wants_engine(self) -> bool:
         """Whether this build ends with plans."""
         return self.recipe.build.target == "trtllm" and not self.stop_after_onnx

@@ -55,12 +55,12 @@ class Pair(_Strict):
 
 
 class BuildSettings(_Strict):
-    """What to build. ``trtllm`` ends with an engine for TensorRT, ``onnx`` with the graphs.
+    """What to build. ``trtllm`` ends with an engine for TensorRT, ``onnx`` with the graphs, ``vllm`` with a drafter directory for vLLM.
 
     ``plugins_to_serialize``: the plans carry the plugin library; whatever loads them must allow host code in engines.
     """
 
-    target: Literal["trtllm", "onnx"] = "trtllm"
+    target: Literal["trtllm", "onnx", "vllm"] = "trtllm"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     builder: Literal["auto", "tensorrt", "tensorrt-rtx"] = "auto"
     compute_capability: str | None = None
@@ -103,6 +103,17 @@ class TrtllmSettings(_Strict):
     legacy_layout: bool = False
 
 
+class VllmSettings(_Strict):
+    """How vLLM serves the drafter.
+
+    ``target``: the target as ``vllm serve OUT/vllm`` loads it and the file of drafters lists it, None for the directory of the build.
+    ``register_drafter``: make this drafter the one that ``--speculative-model dspine`` means for its target on this machine.
+    """
+
+    target: str | None = None
+    register_drafter: bool = False
+
+
 class Memory(_Strict):
     """Estimated sizes in GB (1e9 bytes): both plans, the builder's peak, the K/V cache at the profile's maximum."""
 
@@ -121,4 +132,5 @@ class Recipe(_Strict):
     profile: Profile = Profile()
     verification: Verification = Verification()
     trtllm: TrtllmSettings = TrtllmSettings()
+    vllm: VllmSettings = VllmSettings()
     memory: Memory | None = None

@@ -75,13 +75,13 @@ def read_registry() -> dict[str, str]:
     return document
 
 
-def add_to_registry(target: Path, drafter: Path) -> Path:
+def add_to_registry(target: str, drafter: Path) -> Path:
     """Make ``drafter`` the one for ``target``; returns the file, replaced as a whole.
 
     Raises:
         UsageError: the file is there and damaged. OutputError: it cannot be written.
     """
-    known = {**read_registry(), _absolute(str(target)): str(drafter.absolute())}
+    known = {**read_registry(), _absolute(target): str(drafter.absolute())}
     path = registry_path()
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

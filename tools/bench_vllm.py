@@ -1,0 +1,236 @@
+"""Serving throughput in vLLM at a real model's shapes: no speculation, vLLM's DFlash, DSpine, under synthetic acceptance.
+
+    python -m tools.bench_vllm --gpus 0 1 --out bench/              # every configuration, two at a time
+    python -m tools.bench_vllm --only dspine --gpus 0 --out bench/
+    python -m tools.bench_vllm --table bench/
+
+Dummy weights (no checkpoint needed) and a fixed acceptance length compare what drafting costs. That the drafter drafts at all is shown in
+the measured engine itself: afterwards its weights are overwritten with meaningful random ones, and the tokens that its CUDA graphs draft
+are compared with the torch model's on the same target states (`vllm_rounds`). One process and one engine per configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tools.vllm_engine import model_runner, one_process, random_prompts, set_synthetic_length, timed_batch
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-8b": {
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000, "layers": 36, "taps": [1, 9, 17, 25, 33],
+        "draft_layers": 5, "rank": 1024, "message": 512, "mask": 151669,
+    },
+    "tiny": {
+        "vocab_size": 512, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 32, "max_position_embeddings": 4096, "rope_theta": 10000, "layers": 3, "taps": [0, 2],
+        "draft_layers": 2, "rank": 64, "message": 32, "mask": 511,
+    },
+}  # fmt: skip
+BLOCK = 16
+CONFIGURATIONS: dict[str, tuple[float, ...]] = {"dspine": (4.82, 3.77), "dflash": (3.77,), "none": ()}
+# Multiples of one request's rows up to the largest batch, and single rows for the target alone.
+CAPTURE_SIZES = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(640, 1025, 128)]
+CAPTURED_ROUNDS, CAPTURE_PROMPT = 40, 96
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, help="directory for one JSON per configuration and the merged table")
+    add("--table", type=Path, help="only merge what is in this directory")
+    add("--only", choices=sorted(CONFIGURATIONS), nargs="+", default=list(CONFIGURATIONS))
+    add("--gpus", nargs="+", default=["0"], help="CUDA devices; configurations run side by side, one per device")
+    add("--worker", choices=sorted(CONFIGURATIONS), help=argparse.SUPPRESS)
+    add("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    add("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
+    add("--prompt", type=int, default=1024, help="prompt tokens")
+    add("--tokens", type=int, default=512, help="generated tokens")
+    add("--repeats", type=int, default=2)
+    add("--dtype", default="bfloat16")
+    add("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, JSON")
+    return parser.parse_args(argv)
+
+
+def model_files(folder: Path, shape: dict[str, Any], dtype: str) -> tuple[Path, Path, Path]:
+    """Configuration-only directories of target, DFlash drafter and DSpine drafter."""
+    own = ("layers", "taps", "draft_layers", "rank", "message", "mask")
+    base = {key: value for key, value in shape.items() if key not in own} | {
+        "model_type": "qwen3", "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False,
+        "tie_word_embeddings": False, "dtype": dtype, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    draft = base | {
+        "num_hidden_layers": shape["draft_layers"], "layer_types": ["full_attention"] * shape["draft_layers"],
+        "block_size": BLOCK, "num_target_layers": shape["layers"],
+        "dflash_config": {"mask_token_id": shape["mask"], "target_layer_ids": shape["taps"]},
+    }  # fmt: skip
+    documents = {
+        "target": base | {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": shape["layers"]},
+        "dflash": draft | {"architectures": ["DFlashDraftModel"]},
+        "dspine": draft | {
+            "architectures": ["DSpineDraftModel"], "is_causal": True,
+            "dspine_config": {"transfer_rank": shape["rank"], "message_size": shape["message"], "top_k": 16},
+        },
+    }  # fmt: skip
+    for name, document in documents.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(document))
+    return folder / "target", folder / "dflash", folder / "dspine"
+
+
+def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
+    """One engine: every acceptance length, every batch; DSpine's drafts against the torch model at the end."""
+    one_process()
+    target, *drafters = model_files(a.out / f"models_{name}", SHAPES[a.shape], a.dtype)
+    lengths = CONFIGURATIONS[name]
+    started = time.perf_counter()
+    llm = start_engine(name, target, dict(zip(("dflash", "dspine"), drafters, strict=True)), lengths, a)
+    result: dict[str, Any] = {"configuration": name, "init_s": round(time.perf_counter() - started, 1), "rows": []}
+    write(a.out / f"{name}.json", result)
+    vocabulary = SHAPES[a.shape]["vocab_size"]
+    timed_batch(llm, random_prompts(max(a.batches), a.prompt, 7, vocabulary), 24)
+    for length in lengths or (None,):
+        if length is not None:
+            set_synthetic_length(model_runner(llm), length)
+        for batch in a.batches:
+            runs = [
+                timed_batch(llm, random_prompts(batch, a.prompt, 100 * batch + repeat, vocabulary), a.tokens)
+                for repeat in range(a.repeats + (batch == 1))
+            ]
+            best = max(runs, key=lambda run: run.tokens_per_s)
+            row = {
+                "batch": batch, "synthetic_length": length, "acceptance_length": best.acceptance_length,
+                "tokens_per_s": round(best.tokens_per_s, 1), "all": [round(run.tokens_per_s, 1) for run in runs],
+            }  # fmt: skip
+            print(name, row, flush=True)
+            result["rows"].append(row)
+            write(a.out / f"{name}.json", result)
+    if name == "dspine":
+        result["drafts"] = check_drafts(llm, a)
+        print("drafts", result["drafts"], flush=True)
+    write(a.out / f"{name}.json", result | machine())
+    return result
+
+
+def start_engine(
+    name: str, target: Path, drafters: dict[str, Path], lengths: tuple[float, ...], a: argparse.Namespace
+) -> Any:
+    """The engine of one configuration, dummy weights everywhere."""
+    from vllm import LLM
+
+    speculative = None
+    if lengths:
+        speculative = {
+            "method": name, "model": str(drafters[name]), "num_speculative_tokens": BLOCK - 1,
+            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": lengths[0],
+        }  # fmt: skip
+    largest = max(a.batches) * (BLOCK if lengths else 1)
+    options = {
+        "model": str(target), "speculative_config": speculative, "load_format": "dummy", "skip_tokenizer_init": True,
+        "dtype": a.dtype, "max_model_len": 4096, "max_num_seqs": max(a.batches), "gpu_memory_utilization": 0.6,
+        "enable_prefix_caching": False, "disable_log_stats": False,
+        "compilation_config": {"cudagraph_capture_sizes": [size for size in CAPTURE_SIZES if size <= largest]},
+    }  # fmt: skip
+    return LLM(**options | a.engine)
+
+
+def check_drafts(llm: Any, a: argparse.Namespace) -> dict[str, Any]:
+    """Captured drafts of this engine against the torch model in float32 from the same weights and states."""
+    from tools.vllm_rounds import Recorder, compare_rounds
+    from tools.vllm_weights import randomise, torch_drafter
+
+    speculator = model_runner(llm).speculator
+    codes = randomise(speculator.model)
+    recorder = Recorder(limit=CAPTURED_ROUNDS)
+    recorder.attach(speculator)
+    batch = min(4, max(a.batches))
+    timed_batch(llm, random_prompts(batch, min(a.prompt, CAPTURE_PROMPT), 9, SHAPES[a.shape]["vocab_size"]), 48)
+    return compare_rounds(torch_drafter(speculator.model, codes), recorder).as_dict()
+
+
+def run_all(a: argparse.Namespace) -> int:
+    """Subprocesses side by side, one per device; a failed configuration leaves its log and does not stop the others."""
+    import os
+
+    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+    waiting, failed = list(a.only), 0
+    while waiting or running:
+        for gpu in a.gpus:
+            if gpu not in running and waiting:
+                name = waiting.pop(0)
+                running[gpu] = (name, _launch(name, gpu, a, dict(os.environ)))
+        time.sleep(1)
+        for gpu, (name, process) in list(running.items()):
+            if process.poll() is not None:
+                failed += process.returncode != 0
+                print(f"{name} on GPU {gpu}: exit code {process.returncode}", flush=True)
+                del running[gpu]
+    print(table(a.out))
+    return 1 if failed else 0
+
+
+def _launch(name: str, gpu: str, a: argparse.Namespace, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    shared = ["--shape", a.shape, "--prompt", str(a.prompt), "--tokens", str(a.tokens), "--repeats", str(a.repeats),
+              "--dtype", a.dtype, "--engine", json.dumps(a.engine), "--batches", *map(str, a.batches)]  # fmt: skip
+    command = [sys.executable, "-m", "tools.bench_vllm", "--worker", name, "--out", str(a.out), *shared]
+    log = (a.out / f"{name}.log").open("wb")
+    return subprocess.Popen(
+        command, env=environment | {"CUDA_VISIBLE_DEVICES": gpu}, stdout=log, stderr=subprocess.STDOUT
+    )
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """What is measured so far survives a run that is cut short."""
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Where this ran."""
+    import torch
+    import vllm
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"device": device, "torch": torch.__version__, "vllm": vllm.__version__}
+
+
+def table(folder: Path) -> str:
+    """Tokens per second by batch, and DSpine over DFlash; also written as table.json."""
+    rows: dict[int, dict[str, float]] = {}
+    for name in CONFIGURATIONS:
+        path = folder / f"{name}.json"
+        for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
+            label = name if row["synthetic_length"] is None else f"{name}({row['synthetic_length']:g})"
+            rows.setdefault(row["batch"], {})[label] = row["tokens_per_s"]
+    base = "dflash(3.77)"
+    for found in rows.values():
+        for label in ("dspine(4.82)", "dspine(3.77)"):
+            if label in found and base in found:
+                found[f"{label} / {base}"] = round(found[label] / found[base], 4)
+    write(folder / "table.json", {"tokens_per_s": rows})
+    return json.dumps(rows, indent=1)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    a = parse_arguments(argv)
+    if a.table is not None:
+        print(table(a.table))
+        return 0
+    if a.out is None:
+        raise SystemExit("bench_vllm: error: --out is required")
+    a.out.mkdir(parents=True, exist_ok=True)
+    if a.worker is None:
+        return run_all(a)
+    measure(a.worker, a)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

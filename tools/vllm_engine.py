@@ -1,0 +1,96 @@
+"""A vLLM engine in this process, its insides, and timed batches: what the vLLM tools share.
+
+`VLLM_ENABLE_V1_MULTIPROCESSING=0` must be in the environment before vLLM is imported (`one_process` puts it there): the model runner is
+then an object of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+WORDS = (1000, 100000)  # range of random prompt tokens; clear of special ones
+
+
+def one_process() -> None:
+    """Environment that vLLM reads when it is imported."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def model_runner(llm: Any) -> Any:
+    """vLLM's Model Runner V2 of an engine in this process."""
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def stop(llm: Any) -> None:
+    """Ends an engine, so that another can start in the same process."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
+def set_synthetic_length(runner: Any, length: float) -> None:
+    """Changes the synthetic acceptance length of a running engine: its sampler reads the rates from this tensor at every step."""
+    import torch
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.v1.spec_decode.utils import unconditional_to_conditional_rates
+
+    rates = runner.rejection_sampler.synthetic_conditional_rates
+    wanted = unconditional_to_conditional_rates(SpeculativeConfig._acceptance_length_to_rates(length, len(rates)))
+    rates.copy_(torch.tensor(wanted, dtype=rates.dtype))
+
+
+def random_prompts(batch: int, length: int, seed: int, vocabulary: int) -> list[dict[str, list[int]]]:
+    """The same prompts for the same arguments, whatever is being measured."""
+    source = random.Random(seed)
+    low, high = (WORDS[0], WORDS[1]) if vocabulary > WORDS[1] else (0, vocabulary)
+    return [{"prompt_token_ids": [source.randrange(low, high) for _ in range(length)]} for _ in range(batch)]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One batch. tokens: generated; acceptance_length: committed tokens per target call, None without speculation."""
+
+    seconds: float
+    tokens: int
+    acceptance_length: float | None
+    outputs: list[list[int]]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def timed_batch(llm: Any, prompts: list[Any], max_tokens: int, *, stop_at_end: bool = False, seed: int | None = None,
+                temperature: float = 0.0) -> Timed:  # fmt: skip
+    """Generates for all prompts at once; the time covers prefill and decoding."""
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(
+        temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=not stop_at_end, detokenize=False
+    )
+    before = draft_counters(llm)
+    start = time.perf_counter()
+    results = llm.generate(prompts, parameters, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    outputs = [list(one.outputs[0].token_ids) for one in results]
+    after = draft_counters(llm)
+    drafts, accepted = (after[key] - before[key] for key in ("drafts", "accepted"))
+    return Timed(seconds, sum(map(len, outputs)), 1 + accepted / drafts if drafts else None, outputs)
+
+
+def draft_counters(llm: Any) -> dict[str, float]:
+    """vLLM's counters of drafts and accepted tokens so far."""
+    names = {"vllm:spec_decode_num_drafts": "drafts", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+    found = {"drafts": 0.0, "accepted": 0.0}
+    for metric in llm.get_metrics():
+        if metric.name in names:
+            found[names[metric.name]] += metric.value
+    return found

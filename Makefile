@@ -11,12 +11,16 @@ PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
+# Triton's server needs NumPy 1, so its tests run in an environment of their own, layered over $(VENV).
+TRITON_VENV := $(VENV)-triton
+TRITON_BIN := $(TRITON_VENV)/bin
+
 EXAMPLE := smollm2-135m
 EXAMPLE_DRAFTER := recipes/example/drafter
 EXAMPLE_MODEL := out/$(EXAMPLE)
 EXAMPLE_BUNDLE := out/$(EXAMPLE)-dspine
 
-.PHONY: install example test lint clean
+.PHONY: install example test test-triton lint clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +33,15 @@ $(VENV)/.installed: pyproject.toml setup.py .ci/constraints.txt
 	! command -v nvcc >/dev/null || $(BIN)/python -m dspine_plugins build/plugins
 	touch $@
 
+$(TRITON_VENV)/.installed: $(VENV)/.installed
+	test -x $(TRITON_BIN)/python || $(BIN)/python -m venv --without-pip $(TRITON_VENV)
+	$(TRITON_BIN)/python -c 'import pathlib, sysconfig; own = pathlib.Path(sysconfig.get_path("purelib")); \
+		below = pathlib.Path("$(VENV)").absolute() / own.relative_to(pathlib.Path("$(TRITON_VENV)").absolute()); \
+		(own / "zz_below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")'
+	$(PIP) --python $(TRITON_BIN)/python install numpy==1.26.4 'tritonclient[http,grpc]==2.73.0'
+	$(PIP) --python $(TRITON_BIN)/python install --no-deps nvidia-pytriton==0.7.0
+	touch $@
+
 example: install
 	$(BIN)/python -c 'import pathlib, dspine_export.example as e; e.materialise_example_target(pathlib.Path("$(EXAMPLE_MODEL)"))'
 	$(BIN)/dspine-export build $(EXAMPLE_DRAFTER) --target-model $(EXAMPLE_MODEL) --recipe $(EXAMPLE) --target $(TARGET) -o $(EXAMPLE_BUNDLE) --force
@@ -38,8 +51,12 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: install lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+test: install lint $(TRITON_VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore tests/triton
+	$(MAKE) test-triton
+
+test-triton: $(TRITON_VENV)/.installed
+	OMP_NUM_THREADS=1 $(TRITON_BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/triton
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info
+	rm -rf $(VENV) $(TRITON_VENV) build dist out *.egg-info

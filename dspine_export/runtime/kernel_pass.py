@@ -1,33 +1,34 @@
 """One draft pass and one context append as a list of launches over static buffers.
 
 Nothing is allocated, nothing is read back: lengths, anchors and counts live on the device, so the list can be captured in a CUDA graph.
-Matrix products are the vendor's (they reach the bandwidth at 16 rows already); everything between them is fused in `dspine_kernels`.
+Few rows go through our own products with everything else in their epilogues, many through the vendor's.
 Symbols: N sequences, B block, d hidden, m message, K candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from dspine_kernels.attention import append_context, block_attention
 from dspine_kernels.attention.block import partial_sizes
-from dspine_kernels.injection import gated_messages
-from dspine_kernels.rows import embed_block, rms_norm, silu_mul, write_and_norm
-from dspine_kernels.topk import top_candidates
+from dspine_kernels.rows import embed_block, rms_norm
 from dspine_kernels.topk.kernel import workspace_keys
 from dspine_kernels.transition import lattice_walk, transition_scores
-from dspine_kernels.transition.kernel import partial_size
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
+from dspine_export.runtime.fused_layer import FusedLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
+from dspine_export.runtime.pass_step import Step
+from dspine_export.runtime.vendor_layer import VendorLayers
 
-# Attention programs per launch (two a multiprocessor) and the fewest keys a program is worth; measured by tools/bench_draft.py.
+__all__ = ["CacheView", "ContextPass", "DraftPass", "Step"]
+
+# Most rows for which our products beat the vendor's, and attention programs per launch (two a multiprocessor, less for a single
+# sequence, whose partial results cost more than they hide); measured by tools/bench_draft.py.
+FUSED_ROWS = 64
 TARGET_PROGRAMS = 264
-MIN_STRETCH = 192
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,13 @@ class CacheView:
     lengths: Tensor
 
 
-@dataclass(frozen=True)
-class Step:
-    """One launch, or a few that belong together, and the stage it counts towards when a pass is taken apart."""
-
-    stage: str
-    run: Callable[[], object]
-
-
 class DraftPass:
     """Buffers and launches of one batch size.
 
     Args:
         weights: the packed drafter. cache: the context cache it attends; capacity C bounds the work, lengths decide it.
         batch: N <= S sequences a pass drafts for; None: all S slots of the cache.
+        fused: our own products or the vendor's; None: by the number of rows.
 
     Attributes:
         slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
@@ -62,7 +56,13 @@ class DraftPass:
     """
 
     def __init__(
-        self, config: DrafterConfig, weights: PackedDrafter, cache: CacheView, batch: int | None = None
+        self,
+        config: DrafterConfig,
+        weights: PackedDrafter,
+        cache: CacheView,
+        batch: int | None = None,
+        *,
+        fused: bool | None = None,
     ) -> None:
         self.config, self.weights, self.cache = config, weights, cache
         self.batch, self.block = batch or cache.keys.shape[0], config.block_size
@@ -77,15 +77,18 @@ class DraftPass:
         self.x, self.written, self.normed = (like.new_empty(self.rows, config.hidden_size) for _ in range(3))
         self.qkv = like.new_empty(self.rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         self.attended = like.new_empty(self.rows, config.num_heads * config.head_dim)
-        self.gate_up = like.new_empty(self.rows, 2 * config.intermediate_size)
         self.activated = like.new_empty(self.rows, config.intermediate_size)
         self.logits = torch.empty(self.rows, config.vocab_size, device=device)
         self.candidate_ids = torch.zeros(n * slots, k, dtype=torch.int64, device=device)
-        self.keys = torch.empty(workspace_keys(n * slots, config.vocab_size, k), dtype=torch.int64, device=device)
+        self.keys = torch.empty(workspace_keys(n * slots, config.vocab_size), dtype=torch.int64, device=device)
         self.tokens = torch.zeros(n, slots, dtype=torch.int64, device=device)
+        self.squares = torch.empty(self.rows, device=device)
         self._plan_attention()
         if config.transfer is not None:
             self._allocate_injection(k)
+        if fused is None:
+            fused = self.rows <= FUSED_ROWS and like.element_size() == 2
+        self.layers = FusedLayers(self) if fused else VendorLayers(self)
         self.steps = self._steps()
 
     def launch(self) -> None:
@@ -94,11 +97,9 @@ class DraftPass:
             step.run()
 
     def _plan_attention(self) -> None:
-        config, capacity = self.config, self.cache.keys.shape[3]
-        programs = max(1, TARGET_PROGRAMS // (self.batch * config.num_kv_heads))
-        stretch = max(MIN_STRETCH, -(-capacity // programs))
-        self.stretch = -(-stretch // 64) * 64
-        self.splits = -(-capacity // self.stretch) + 1
+        config, heads = self.config, self.batch * self.config.num_kv_heads
+        target = TARGET_PROGRAMS if self.batch > 1 or self.cache.keys.shape[3] > 8192 else TARGET_PROGRAMS // 4
+        self.splits = max(1, min(target // heads, -(-self.cache.keys.shape[3] // 64)))
         sizes = partial_sizes(
             self.batch, config.num_kv_heads, config.num_heads, config.head_dim, self.block, self.splits
         )
@@ -108,34 +109,30 @@ class DraftPass:
     def _allocate_injection(self, k: int) -> None:
         transfer, like, slots = self.config.transfer, self.weights.embed_tokens, self.block - 1
         assert transfer is not None
-        device = like.device
+        device, m = like.device, transfer.message_size
         self.readout = like.new_empty(self.rows, transfer.rank)
-        self.projected = like.new_empty(self.rows, 3 * transfer.message_size)
-        self.z = like.new_empty(self.rows, transfer.message_size)
-        self.update = torch.empty_like(self.x)
-        self.squares = torch.empty(self.rows, device=device)
-        self.receiver_gate = torch.empty(self.rows, transfer.message_size, device=device)
+        self.last_readout = like.new_empty(self.rows, transfer.rank + m)
+        self.z = like.new_empty(self.rows, m)
+        self.receiver_gate = torch.empty(self.rows, m, device=device)
         self.scores = torch.empty(self.batch, slots, k, k, device=device)
         self.q = torch.empty(self.batch, slots, k, device=device)
-        size = partial_size(self.batch * slots, self.config.hidden_size, k)
-        self.score_partials = torch.empty(size, device=device)
-        pairs = self.batch * slots * k
-        self.pair_z = like.new_empty(pairs, transfer.message_size)
-        self.pair_update = like.new_empty(pairs, self.config.hidden_size)
+        self.pair_z, self.pair_gram = (like.new_empty(self.batch * slots * k, m) for _ in range(2))
+
+    def readout_of(self, *, last: bool) -> Tensor:
+        """The readouts [R, r] of a layer; the last layer's have Wr^T x behind them, [R, r + m]."""
+        return self.last_readout if last else self.readout
+
+    def attend(self, index: int, layer: PackedLayer, ahead: Tensor | None = None) -> None:
+        """Attention of a layer, from qkv into attended."""
+        cache, weights = self.cache, self.weights
+        block_attention(
+            self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
+            cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
+            block=self.block, causal=self.config.is_causal, window=layer.window, splits=self.splits, slots=self.slots, ahead=ahead,
+        )  # fmt: skip
 
     def _steps(self) -> list[Step]:
-        layers, norm = self.weights.layers, self.weights.norm
-        following = [layer.input_norm for layer in layers[1:]] + [norm]
-        steps = [Step("embed", self._embed)]
-        for index, layer in enumerate(layers):
-            steps += self._layer(index, layer)
-            if self.config.transfer is None:
-                steps.append(Step("norm", partial(self._norm, following[index])))
-            else:
-                steps += self._injection(layer, following[index], last=index == len(layers) - 1)
-        steps.append(Step("lm_head", self._logits))
-        top = partial(top_candidates, self.logits, self.candidate_ids, self.keys, self.block)
-        steps.append(Step("candidates", top))
+        steps = [Step("embed", self._embed), *self.layers.steps()]
         if self.config.transfer is None:
             return [*steps, Step("tokens", lambda: self.tokens.view(-1).copy_(self.candidate_ids[:, 0]))]
         return [*steps, Step("transition", self._score), Step("walk", self._walk)]
@@ -145,65 +142,14 @@ class DraftPass:
         mask = self.config.mask_token_id
         embed_block(self.anchor_ids, weights.embed_tokens, mask, first, self.eps, self.block, self.x, self.normed)
 
-    def _norm(self, weight: Tensor) -> None:
-        rms_norm(self.x, weight, self.eps, self.normed)
-
-    def _layer(self, index: int, layer: PackedLayer) -> list[Step]:
-        return [
-            Step("qkv", lambda: torch.mm(self.normed, layer.qkv.T, out=self.qkv)),
-            Step("attention", partial(self._attend, index, layer)),
-            Step("o", lambda: self.x.addmm_(self.attended, layer.o.T)),
-            Step("norm", partial(self._norm, layer.post_norm)),
-            Step("gate_up", lambda: torch.mm(self.normed, layer.gate_up.T, out=self.gate_up)),
-            Step("silu", partial(silu_mul, self.gate_up, self.activated)),
-            Step("down", lambda: self.x.addmm_(self.activated, layer.down.T)),
-        ]
-
-    def _attend(self, index: int, layer: PackedLayer) -> None:
-        cache, weights = self.cache, self.weights
-        block_attention(
-            self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
-            cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
-            block=self.block, causal=self.config.is_causal, window=layer.window, stretch=self.stretch, splits=self.splits,
-            slots=self.slots,
-        )  # fmt: skip
-
-    def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
-        weights, readout, write = self.weights, layer.readout, layer.write
-        assert readout is not None and write is not None
-        gates = weights.gates
-        assert gates is not None and weights.gate_bias is not None and weights.token_table is not None
-        message = partial(
-            gated_messages, self.readout, self.projected, weights.gate_bias, weights.token_table, self.anchor_ids, self.z,
-            self.block, self.receiver_gate if last else None,
-        )  # fmt: skip
-        # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
-        target = self.written if last else self.x
-        finish = partial(
-            write_and_norm, self.x, self.update, following, self.eps, self.block, target, self.normed, self.squares
-        )
-        return [
-            Step("readout", lambda: torch.mm(self.x, readout.T, out=self.readout)),
-            Step("gates", lambda: torch.mm(self.readout, gates.T, out=self.projected)),
-            Step("message", message),
-            Step("write", lambda: torch.mm(self.z, write.T, out=self.update)),
-            Step("write_norm", finish),
-        ]
-
-    def _logits(self) -> None:
-        head = self.weights.lm_head
-        if head.dtype == torch.float32:
-            torch.mm(self.normed, head.T, out=self.logits)
-        else:
-            torch.mm(self.normed, head.T, out_dtype=torch.float32, out=self.logits)
-
     def _score(self) -> None:
-        weights = self.weights
-        last = weights.layers[-1]
-        assert last.write is not None and weights.token_table is not None
+        weights, transfer = self.weights, self.config.transfer
+        assert transfer is not None and weights.token_table is not None
+        assert weights.score_table is not None and weights.gram is not None
         transition_scores(
-            self.x, self.squares, self.receiver_gate, self.anchor_ids, self._candidates(), weights.token_table, last.write,
-            weights.norm, weights.lm_head, self.eps, self.scores, self.pair_z, self.pair_update, self.score_partials, self.block,
+            self.x, self.layers.squares["down"], self.last_readout[:, transfer.rank :], self.receiver_gate, self.anchor_ids,
+            self._candidates(), weights.token_table, weights.score_table, weights.gram, weights.norm, weights.lm_head, self.eps,
+            self.scores, self.pair_z, self.pair_gram, self.block,
         )  # fmt: skip
 
     def _walk(self) -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from dspine_kernels.transition import fold_scores
 from torch import Tensor
 
 from dspine_export.model.drafter import Drafter
@@ -16,7 +17,10 @@ from dspine_export.model.rope import rotary_tables
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """One decoder layer. qkv [(H + 2 Hkv) D, d], gate_up [2F, d] (gate above up), readout [r, d], write [d, m]."""
+    """One decoder layer. qkv [(H + 2 Hkv) D, d], gate_up [2F, d] (gate above up), write [d, m].
+
+    readout [r, d]; the last layer's is [r + m, d], with Wr^T below: the transition needs Wr^T x of that layer.
+    """
 
     input_norm: Tensor
     qkv: Tensor
@@ -38,7 +42,10 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedDrafter:
-    """Everything a draft pass and a context append read. gates [3m, r] is G_r above G_p above M; token_table [V, 2m]."""
+    """Everything a draft pass and a context append read. gates [3m, r] is G_r above G_p above M; token_table [V, 2m].
+
+    score_table [V, m] and gram [m, m]: see `dspine_kernels.transition.fold_scores`.
+    """
 
     layers: tuple[PackedLayer, ...]
     fc: Tensor
@@ -47,6 +54,8 @@ class PackedDrafter:
     gates: Tensor | None
     gate_bias: Tensor | None
     token_table: Tensor | None
+    score_table: Tensor | None
+    gram: Tensor | None
     embed_tokens: Tensor
     lm_head: Tensor
     cos: Tensor
@@ -63,25 +72,31 @@ def pack(drafter: Drafter, max_positions: int) -> PackedDrafter:
     half = config.head_dim // 2
     injection = model.injection
     layers = [
-        _pack_layer(layer, injection, index, config.attention_window(index))
+        _pack_layer(layer, injection, index, config.attention_window(index), last=index == config.num_layers - 1)
         for index, layer in enumerate(model.layers)
         if isinstance(layer, DecoderLayer)
     ]
-    gates = bias = table = None
+    gates = bias = table = scores = gram = None
     if injection is not None and model.transfer_codes is not None:
         parts = (injection.receiver_gate.weight, injection.predecessor_gate.weight, injection.message.weight)
         gates, bias = torch.cat(parts).contiguous(), injection.bias
         table = _token_table(model.transfer_codes, injection)
+        scores, gram = fold_scores(drafter.lm_head, model.norm.weight, injection.write_weight(len(layers) - 1))
     return PackedDrafter(
-        tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table,
+        tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table, scores, gram,
         drafter.embed_tokens, drafter.lm_head, cos[0, 0, :, :half].contiguous(), sin[0, 0, :, :half].contiguous(),
     )  # fmt: skip
 
 
 def _pack_layer(
-    layer: DecoderLayer, injection: AdjacentInjection | None, index: int, window: int | None
+    layer: DecoderLayer, injection: AdjacentInjection | None, index: int, window: int | None, *, last: bool
 ) -> PackedLayer:
     attention, mlp = layer.self_attn, layer.mlp
+    readout = write = None
+    if injection is not None:
+        readout, write = injection.readout_weight(index), injection.write_weight(index)
+        if last:
+            readout = torch.cat((readout, write.T)).contiguous()
     return PackedLayer(
         input_norm=layer.input_layernorm.weight,
         qkv=torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)).contiguous(),
@@ -91,8 +106,8 @@ def _pack_layer(
         post_norm=layer.post_attention_layernorm.weight,
         gate_up=torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).contiguous(),
         down=mlp.down_proj.weight,
-        readout=injection.readout_weight(index) if injection is not None else None,
-        write=injection.write_weight(index) if injection is not None else None,
+        readout=readout,
+        write=write,
         window=window,
     )
 

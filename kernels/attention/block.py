@@ -1,147 +1,159 @@
 """Block attention, split over the context: every program takes all queries that share a key head and one stretch of keys.
 
-No mask tensor and no work on padding: a program past its sequence's length leaves at once. The block's own keys are normed and rotated
-by the one program that uses them. Partial results are merged by a second, small launch.
+No mask tensor and no work on padding: a sequence's own length is divided among its programs, and one without keys leaves at once. The
+first program of a head norms and rotates the block's own keys as well. With one program per head the result is final; otherwise partial
+results are merged by a second, small launch.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from dspine_kernels.dependent import dependent, prefetch_share, share_bytes, start_next, wait_previous
 from torch import Tensor
+
+CONTEXT_TILE, STAGES, WARPS = 64, 3, 4  # keys per step, buffered steps
+LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _normed_halves(base, row_ok, weight, cos, sin, positions, eps, DIM: tl.constexpr, HALF: tl.constexpr):
-    """RMSNorm over the head and rotate-half; rows of [R, DIM] as two halves [R, HALF], zero beyond DIM/2."""
+def _normed_rotated(
+    base, row_ok, weight, cos, sin, positions, eps, factor, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr
+):
+    """RMSNorm over the head, rotate-half, times a factor. [ROWS, 2 HALF]: both halves of DIM padded to HALF with zeros."""
     half = tl.arange(0, HALF)
     ok = row_ok[:, None] & (half < DIM // 2)[None, :]
     first = tl.load(base[:, None] + half[None, :], mask=ok, other=0.0).to(tl.float32)
     second = tl.load(base[:, None] + (DIM // 2 + half)[None, :], mask=ok, other=0.0).to(tl.float32)
-    scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None]
+    scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None] * factor
     first *= scale * tl.load(weight + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
     second *= scale * tl.load(weight + DIM // 2 + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
     angle = positions[:, None] * (DIM // 2) + half[None, :]
     c = tl.load(cos + angle, mask=ok, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=ok, other=0.0).to(tl.float32)
-    return first * c - second * s, second * c + first * s
+    both = tl.join(first * c - second * s, second * c + first * s)
+    return tl.reshape(tl.permute(both, (0, 2, 1)), (ROWS, 2 * HALF))
 
 
 @triton.jit
 def _attend(
-    qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, partial, stats, capacity, row_stride, sequence_stride, eps, scale,
-    block, window, stretch, splits,
+    qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats, ahead, ahead_bytes,
+    capacity, row_stride, sequence_stride, eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr,
+    SLOTS: tl.constexpr, DIRECT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    n, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, n, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
+    start_next(PDL)
+    prefetch_share(ahead, ahead_bytes, (split * tl.num_programs(1) + n) * tl.num_programs(0) + kv_head, PDL)
+    wait_previous(PDL)
     owner = tl.load(slots + n) if SLOTS else n
     length = tl.load(lengths + owner)
+    lowest = tl.maximum(length - window + 1, 0) if WINDOW else 0  # the first key that the block's first row sees
+    share = tl.cdiv(tl.cdiv(length - lowest, splits), BC) * BC
+    begin = lowest + split * share
+    end = tl.minimum(begin + share, length)
     rq = tl.arange(0, BQ)
-    slot = rq % BB
-    head = kv_head * group + rq // BB
-    ok = (slot < block) & (rq < group * BB)
     at_stats = ((n * splits + split) * KV_HEADS + kv_head).to(tl.int64) * BQ + rq
-    own = split == splits - 1
-    begin = split * stretch
-    if (not own) & (begin >= length):
+    if (split > 0) & (begin >= end):
         tl.store(stats + at_stats * 2, tl.full((BQ,), float("-inf"), tl.float32))
         return
     kind = keys.dtype.element_ty
+    slot = rq % BB
+    head = kv_head * group + rq // BB
+    ok = (slot < block) & (rq < group * BB)
     q_base = qkv + (n * block + slot).to(tl.int64) * row_stride + head * DIM
-    q1, q2 = _normed_halves(q_base, ok, q_norm, cos, sin, length + slot, eps, DIM, HALF)
-    q1, q2 = (q1 * scale).to(kind), (q2 * scale).to(kind)
-    half = tl.arange(0, HALF)
-    half_ok = (half < DIM // 2)[None, :]
+    q = _normed_rotated(q_base, ok, q_norm, cos, sin, length + slot, eps, scale, DIM, HALF, BQ).to(kind)
+    at_dim = tl.arange(0, 2 * HALF)
+    dim_ok = at_dim % HALF < DIM // 2
+    at_dim = at_dim // HALF * (DIM // 2) + at_dim % HALF
     best = tl.full((BQ,), float("-inf"), tl.float32)
     total = tl.zeros((BQ,), tl.float32)
-    o1 = tl.zeros((BQ, HALF), tl.float32)
-    o2 = tl.zeros((BQ, HALF), tl.float32)
-    if own:
+    acc = tl.zeros((BQ, 2 * HALF), tl.float32)
+    if split == 0:
         rb = tl.arange(0, BB)
         row = qkv + (n * block + rb).to(tl.int64) * row_stride
         k_ok = rb < block
-        k1, k2 = _normed_halves(row + (HEADS + kv_head) * DIM, k_ok, k_norm, cos, sin, length + rb, eps, DIM, HALF)
-        scores = tl.dot(q1, tl.trans(k1.to(kind)), input_precision=PRECISION)
-        scores = tl.dot(q2, tl.trans(k2.to(kind)), scores, input_precision=PRECISION)
+        k = _normed_rotated(
+            row + (HEADS + kv_head) * DIM, k_ok, k_norm, cos, sin, length + rb, eps, 1.0, DIM, HALF, BB
+        ).to(kind)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         visible = ok[:, None] & k_ok[None, :]
         if CAUSAL:
             visible = visible & (rb[None, :] <= slot[:, None])
         if WINDOW:
             visible = visible & (slot[:, None] - rb[None, :] < window)
         scores = tl.where(visible, scores, float("-inf"))
-        best = tl.max(scores, 1)
-        weights = tl.where(visible, tl.exp(scores - best[:, None]), 0.0)
+        best = tl.maximum(tl.max(scores, 1), -1e30)  # rows of padding see nothing
+        weights = tl.exp2(scores - best[:, None])
         total = tl.sum(weights, 1)
-        v = row[:, None] + (HEADS + KV_HEADS + kv_head) * DIM + half[None, :]
-        o1 = tl.dot(weights.to(kind), tl.load(v, mask=k_ok[:, None] & half_ok, other=0.0), input_precision=PRECISION)
-        o2 = tl.dot(
-            weights.to(kind), tl.load(v + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0), input_precision=PRECISION
-        )
+        v_at = row[:, None] + (HEADS + KV_HEADS + kv_head) * DIM + at_dim[None, :]
+        v = tl.load(v_at, mask=k_ok[:, None] & dim_ok[None, :], other=0.0)
+        acc = tl.dot(weights.to(kind), v, input_precision=PRECISION)
+    base = owner.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
+    key_base, value_base = keys + base, values + base
+    for start in range(begin, end, BC):
+        column = start + tl.arange(0, BC)
+        k_ok = column < end
+        at = column.to(tl.int64)[:, None] * DIM + at_dim[None, :]
+        ok_2d = k_ok[:, None] if DIM == 2 * HALF else k_ok[:, None] & dim_ok[None, :]
+        k = tl.load(key_base + at, mask=ok_2d, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        visible = k_ok[None, :]
+        if WINDOW:
+            visible = visible & (length + slot[:, None] - column[None, :] < window)
+        scores = tl.where(visible, scores, float("-inf"))
+        peak = tl.maximum(best, tl.max(scores, 1))
+        if WINDOW:
+            peak = tl.maximum(peak, -1e30)  # a later row may see none of these keys
+        weights = tl.exp2(scores - peak[:, None])
+        shrink = tl.exp2(best - peak)
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(value_base + at, mask=ok_2d, other=0.0)
+        acc = tl.dot(weights.to(kind), v, acc * shrink[:, None], input_precision=PRECISION)
+        best = peak
+    if DIRECT:
+        to = out + (n * block + slot).to(tl.int64)[:, None] * HEADS * DIM + head[:, None] * DIM + at_dim[None, :]
+        tl.store(to, (acc / total[:, None]).to(kind), mask=ok[:, None] & dim_ok[None, :])
     else:
-        base = owner.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
-        end = tl.minimum(begin + stretch, length)
-        for start in range(begin, end, BC):
-            column = start + tl.arange(0, BC)
-            k_ok = column < end
-            at = base + column[:, None].to(tl.int64) * DIM + half[None, :]
-            k1 = tl.load(keys + at, mask=k_ok[:, None] & half_ok, other=0.0)
-            k2 = tl.load(keys + at + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0)
-            scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
-            scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION)
-            visible = ok[:, None] & k_ok[None, :]
-            if WINDOW:
-                visible = visible & (length + slot[:, None] - column[None, :] < window)
-            scores = tl.where(visible, scores, float("-inf"))
-            peak = tl.maximum(best, tl.max(scores, 1))
-            safe = tl.where(peak == float("-inf"), 0.0, peak)
-            weights = tl.where(visible, tl.exp(scores - safe[:, None]), 0.0)
-            shrink = tl.where(best == float("-inf"), 0.0, tl.exp(best - safe))
-            total = total * shrink + tl.sum(weights, 1)
-            v1 = tl.load(values + at, mask=k_ok[:, None] & half_ok, other=0.0)
-            v2 = tl.load(values + at + DIM // 2, mask=k_ok[:, None] & half_ok, other=0.0)
-            o1 = tl.dot(weights.to(kind), v1, o1 * shrink[:, None], input_precision=PRECISION)
-            o2 = tl.dot(weights.to(kind), v2, o2 * shrink[:, None], input_precision=PRECISION)
-            best = peak
-    tl.store(stats + at_stats * 2, best)
-    tl.store(stats + at_stats * 2 + 1, total)
-    at_partial = partial + at_stats[:, None] * DIM + half[None, :]
-    tl.store(at_partial, o1, mask=half_ok)
-    tl.store(at_partial + DIM // 2, o2, mask=half_ok)
+        tl.store(stats + at_stats * 2, best)
+        tl.store(stats + at_stats * 2 + 1, total)
+        tl.store(partial + at_stats[:, None] * DIM + at_dim[None, :], acc, mask=dim_ok[None, :])
 
 
 @triton.jit
 def _merge(
     partial, stats, out, splits, block,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
+    start_next(PDL)
+    wait_previous(PDL)
     n, slot = row // block, row % block
     group: tl.constexpr = HEADS // KV_HEADS
     kv_head = head // group
     query = (head % group) * BB + slot
-    d = tl.arange(0, WIDTH)
-    ok = d < DIM
-    best = float("-inf")
-    total = 0.0
-    acc = tl.zeros((WIDTH,), tl.float32)
-    for split in range(splits):
-        at = ((n * splits + split) * KV_HEADS + kv_head).to(tl.int64) * BQ + query
-        peak = tl.load(stats + at * 2)
-        if peak > float("-inf"):  # else nothing was visible to that stretch and nothing was stored
-            top = tl.maximum(best, peak)
-            keep = tl.exp(best - top)
-            add = tl.exp(peak - top)
-            total = total * keep + tl.load(stats + at * 2 + 1) * add
-            acc = acc * keep + tl.load(partial + at * DIM + d, mask=ok, other=0.0) * add
-            best = top
-    tl.store(out + row.to(tl.int64) * HEADS * DIM + head * DIM + d, (acc / total).to(out.dtype.element_ty), mask=ok)
+    d, split = tl.arange(0, WIDTH), tl.arange(0, SPLITS)
+    there = split < splits
+    at = ((n * splits + split) * KV_HEADS + kv_head).to(tl.int64) * BQ + query
+    peak = tl.load(stats + at * 2, mask=there, other=float("-inf"))
+    # Of a stretch without keys nothing but the peak was stored; the loads do not wait for the peaks, the sums leave it out.
+    share = tl.load(stats + at * 2 + 1, mask=there, other=0.0)
+    part = tl.load(partial + at[:, None] * DIM + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+    used = peak > float("-inf")
+    keep = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
+    total = tl.sum(tl.where(used, share * keep, 0.0), 0)
+    acc = tl.sum(tl.where(used[:, None], part * keep[:, None], 0.0), 0)
+    tl.store(
+        out + row.to(tl.int64) * HEADS * DIM + head * DIM + d, (acc / total).to(out.dtype.element_ty), mask=d < DIM
+    )
 
 
 def partial_sizes(batch: int, kv_heads: int, heads: int, dim: int, block: int, splits: int) -> tuple[int, int]:
-    """Elements of the float32 scratch tensors (partial outputs, statistics) for a number of splits, the block's own included."""
+    """Elements of the float32 scratch tensors (partial outputs, statistics) for a number of splits."""
     queries = triton.next_power_of_2(heads // kv_heads) * max(16, triton.next_power_of_2(block))
     return batch * splits * kv_heads * queries * dim, batch * splits * kv_heads * queries * 2
 
@@ -149,7 +161,7 @@ def partial_sizes(batch: int, kv_heads: int, heads: int, dim: int, block: int, s
 def block_attention(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, lengths: Tensor,
     keys: Tensor, values: Tensor, out: Tensor, partial: Tensor, stats: Tensor,
-    *, block: int, causal: bool, window: int | None, stretch: int, splits: int, slots: Tensor | None = None,
+    *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one layer's block rows over [cached context ; own block].
 
@@ -160,8 +172,9 @@ def block_attention(
         keys, values: [S, Hkv, C, D], one layer of the cache (a view; the sequence stride may be larger).
         out: [N*B, H*D], written.
         partial, stats: float32 scratch, see `partial_sizes`.
-        stretch, splits: context keys per program, and number of programs per key head: ceil(longest context / stretch) + 1.
+        splits: programs that share the context of one sequence and key head.
         slots: int64 [N] on the device, the cache row (and length) of every sequence; None: sequence n owns row n.
+        ahead: a weight that a later kernel reads; it is asked into the L2 cache meanwhile.
 
     Returns:
         out.
@@ -171,16 +184,18 @@ def block_attention(
     wide = qkv.element_size() == 4
     bb = max(16, triton.next_power_of_2(block))
     bq = triton.next_power_of_2(heads // kv_heads) * bb
-    _attend[(batch, kv_heads, splits)](
-        qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, partial, stats, capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5,
-        block, window or 0, stretch, splits,
+    _attend[(kv_heads, batch, splits)](
+        qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats,
+        (qkv if ahead is None else ahead).view(torch.uint8), share_bytes(ahead, batch * kv_heads * splits),
+        capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
-        HALF=max(16, triton.next_power_of_2(dim // 2)), BQ=bq, BB=bb, BC=32 if wide else 64, PRECISION="ieee" if wide else "tf32",
-        SLOTS=slots is not None,
-        num_warps=4, num_stages=1 if wide else 2,
+        HALF=max(16, triton.next_power_of_2(dim // 2)), BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",
+        SLOTS=slots is not None, DIRECT=splits == 1, num_warps=WARPS, num_stages=1 if wide else STAGES, **dependent(_attend, qkv),
     )  # fmt: skip
-    _merge[(batch * block, heads)](
-        partial, stats, out, splits, block,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WIDTH=triton.next_power_of_2(dim), BQ=bq, BB=bb, num_warps=1,
-    )  # fmt: skip
+    if splits > 1:
+        _merge[(batch * block, heads)](
+            partial, stats, out, splits, block,
+            HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WIDTH=triton.next_power_of_2(dim), BQ=bq, BB=bb,
+            SPLITS=triton.next_power_of_2(splits), num_warps=1 if splits <= 8 else 4, **dependent(_merge, qkv),
+        )  # fmt: skip
     return out

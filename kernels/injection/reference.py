@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def gated_messages_reference(
-    readout: Tensor, projected: Tensor, bias: Tensor, anchor_rows: Tensor, block: int
+    readout: Tensor, gates: Tensor, bias: Tensor, anchor_rows: Tensor, block: int
 ) -> tuple[Tensor, Tensor]:
-    """readout [N*B, r], projected [N*B, 3m] (by G_r, G_p, M), bias [m], anchor_rows [N, 2m] -> z, receiver gate: float32 [N*B, m]."""
+    """readout [N*B, r], gates [3m, r] (G_r, G_p, M), bias [m], anchor_rows [N, 2m] -> z, receiver gate: float32 [N*B, m]."""
     wide = readout.float()
-    scale = math.sqrt(readout.shape[1]) / wide.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-    receiver, predecessor, message = (projected.float() * scale).chunk(3, dim=-1)
+    feature = wide * (math.sqrt(readout.shape[1]) / wide.norm(dim=-1, keepdim=True).clamp_min(1e-12))
+    receiver, predecessor, message = (feature @ gates.float().T).chunk(3, dim=-1)
     m = receiver.shape[1]
     receiver = receiver + bias.float()
     message, predecessor = message.roll(1, 0), predecessor.roll(1, 0)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from dspine_kernels.dependent import dependent, start_next, wait_previous
 from torch import Tensor
 
 
 @triton.jit
-def _rms_norm(x, weight, out, columns, eps, BLOCK: tl.constexpr):
+def _rms_norm(x, weight, out, columns, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     ok = at < columns
+    start_next(PDL)
+    wait_previous(PDL)
     values = tl.load(x + row * columns + at, mask=ok, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / columns + eps)
     gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
@@ -22,15 +25,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
     """RMSNorm of x [R, d] into out [R, d]; both contiguous."""
     rows, columns = x.shape
     block = triton.next_power_of_2(columns)
-    _rms_norm[(rows,)](x, weight, out, columns, eps, BLOCK=block, num_warps=min(16, max(1, block // 512)))
+    _rms_norm[(rows,)](
+        x, weight, out, columns, eps, BLOCK=block, num_warps=min(16, max(1, block // 512)), **dependent(_rms_norm, x)
+    )
     return out
 
 
 @triton.jit
-def _silu_mul(gate_up, out, columns, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = at < columns
+    start_next(PDL)
+    wait_previous(PDL)
     gate = tl.load(gate_up + row * 2 * columns + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * columns + at, mask=ok, other=0.0).to(tl.float32)
     tl.store(out + row * columns + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=ok)
@@ -39,15 +46,21 @@ def _silu_mul(gate_up, out, columns, BLOCK: tl.constexpr):
 def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
     """silu(gate) * up. gate_up [R, 2F], gate first -> out [R, F]"""
     rows, columns = out.shape
-    _silu_mul[(rows, triton.cdiv(columns, 1024))](gate_up, out, columns, BLOCK=1024, num_warps=4)
+    _silu_mul[(rows, triton.cdiv(columns, 1024))](
+        gate_up, out, columns, BLOCK=1024, num_warps=4, **dependent(_silu_mul, out)
+    )
     return out
 
 
 @triton.jit
-def _write_and_norm(hidden, update, weight, injected, normed, squares_out, columns, block, eps, BLOCK: tl.constexpr):
+def _write_and_norm(
+    hidden, update, weight, injected, normed, squares_out, columns, block, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     ok = at < columns
+    start_next(PDL)
+    wait_previous(PDL)
     kind = injected.dtype.element_ty
     values = tl.load(hidden + row * columns + at, mask=ok, other=0.0).to(tl.float32)
     squares = tl.sum(values * values, 0)
@@ -83,15 +96,20 @@ def write_and_norm(
     rows, columns = hidden.shape
     width = triton.next_power_of_2(columns)
     _write_and_norm[(rows,)](
-        hidden, update, weight, injected, normed, squares, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512))
+        hidden, update, weight, injected, normed, squares, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512)),
+        **dependent(_write_and_norm, hidden),
     )  # fmt: skip
 
 
 @triton.jit
-def _embed_block(anchor_ids, table, weight, x, normed, mask_id, columns, block, eps, BLOCK: tl.constexpr):
+def _embed_block(
+    anchor_ids, table, weight, x, normed, mask_id, columns, block, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     ok = at < columns
+    start_next(PDL)
+    wait_previous(PDL)
     anchor = tl.load(anchor_ids + row // block)
     token = tl.where(row % block == 0, anchor, mask_id).to(tl.int64)
     values = tl.load(table + token * columns + at, mask=ok, other=0.0)
@@ -110,5 +128,6 @@ def embed_block(
     rows, columns = x.shape
     width = triton.next_power_of_2(columns)
     _embed_block[(rows,)](
-        anchor_ids, table, weight, x, normed, mask_id, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512))
+        anchor_ids, table, weight, x, normed, mask_id, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512)),
+        **dependent(_embed_block, x),
     )  # fmt: skip

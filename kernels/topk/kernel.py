@@ -10,22 +10,23 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from dspine_kernels.dependent import dependent, start_next, wait_previous
 from torch import Tensor
 
 BLOCK = 128
 BLOCKS_PER_PROGRAM = 16
 MAX_CANDIDATES = 64
-_LOWEST = -(1 << 63)
+LOWEST = -(1 << 63)
 
 
-def workspace_keys(rows: int, vocabulary: int, count: int) -> int:
-    """Number of int64 keys the first launch leaves for the second."""
-    del count
-    return rows * triton.cdiv(vocabulary, BLOCK)
+def workspace_keys(rows: int, vocabulary: int) -> int:
+    """Number of int64 keys that `top_candidates` leaves between its launches; `linear` leaves as many or fewer, at 32 logits a key more."""
+    return rows * triton.cdiv(vocabulary, 32)
 
 
 @triton.jit
-def _keys(values, ids):
+def order_keys(values, ids):
+    """64-bit keys that order like (value descending, id ascending)."""
     wide = values.to(tl.float32)
     bits = tl.where(wide == 0.0, 0.0, wide).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
@@ -42,33 +43,49 @@ def _source_row(row, block):
 @triton.jit
 def _block_maxima(
     logits, keys, vocabulary, blocks, block,
-    BLOCK: tl.constexpr, PER: tl.constexpr, LOWEST: tl.constexpr,
+    BLOCK: tl.constexpr, PER: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    start_next(PDL)
     index = tl.program_id(1) * PER + tl.arange(0, PER)
     ids = index[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = ids < vocabulary
+    wait_previous(PDL)
     values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
-    best = tl.max(tl.where(inside, _keys(values, ids), LOWEST), 1)
+    best = tl.max(tl.where(inside, order_keys(values, ids), LOWEST), 1)
     tl.store(keys + row * blocks + index, best, mask=index < blocks)
+
+
+@triton.jit
+def _largest(packed, count, K2: tl.constexpr, LOWEST: tl.constexpr):
+    """The `count` largest of distinct keys in descending order, [K2]; a few rounds of maxima beat a sort."""
+    best = tl.full((K2,), LOWEST, tl.int64)
+    slot = tl.arange(0, K2)
+    for index in range(count):
+        top = tl.max(packed, 0)
+        best = tl.where(slot == index, top, best)
+        packed = tl.where(packed == top, LOWEST, packed)
+    return best
 
 
 @triton.jit
 def _select(
     logits, keys, ids_out, vocabulary, blocks, count, block,
-    WIDTH: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, LOWEST: tl.constexpr,
+    WIDTH: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    start_next(PDL)
     at = tl.arange(0, WIDTH)
+    wait_previous(PDL)
     packed = tl.load(keys + row * blocks + at, mask=at < blocks, other=LOWEST)
-    opened = tl.topk(packed, K2)
-    # A vocabulary smaller than K2 blocks leaves empty places; they open nothing.
+    opened = _largest(packed, count, K2, LOWEST)
+    # A vocabulary smaller than K blocks leaves empty places; they open nothing.
     first = (0xFFFFFFFF - (opened & 0xFFFFFFFF)) // BLOCK * BLOCK
     ids = first[:, None] + tl.arange(0, BLOCK)[None, :]
     inside = (opened != LOWEST)[:, None] & (ids < vocabulary)
     values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
-    packed = tl.where(inside, _keys(values, ids), LOWEST)
-    best = tl.topk(tl.reshape(packed, (K2 * BLOCK,)), K2)
+    packed = tl.where(inside, order_keys(values, ids), LOWEST)
+    best = _largest(tl.reshape(packed, (K2 * BLOCK,)), count, K2, LOWEST)
     slot = tl.arange(0, K2)
     tl.store(ids_out + row * count + slot, 0xFFFFFFFF - (best & 0xFFFFFFFF), mask=slot < count)
 
@@ -80,22 +97,29 @@ def top_candidates(logits: Tensor, ids: Tensor, keys: Tensor, block: int = 0) ->
         logits: [R, V] float32 or bfloat16, contiguous. -inf is allowed, NaN orders by its bits and never faults.
         ids: int64 [R, K], K <= 64, written.
         block: B > 0 leaves out the first of every B rows of logits (the anchors'), so that R = N*(B-1) for [N*B, V].
-        keys: int64 scratch of at least `workspace_keys(R, V, K)` elements.
+        keys: int64 scratch of at least `workspace_keys(R, V)` elements.
 
     Returns:
         ids.
     """
     vocabulary = logits.shape[1]
-    rows, count = ids.shape
-    padded = max(2, triton.next_power_of_2(count))
+    rows = ids.shape[0]
     blocks = triton.cdiv(vocabulary, BLOCK)
     _block_maxima[(rows, triton.cdiv(blocks, BLOCKS_PER_PROGRAM))](
-        logits, keys, vocabulary, blocks, block, BLOCK=BLOCK, PER=BLOCKS_PER_PROGRAM, LOWEST=_LOWEST, num_warps=4
+        logits, keys, vocabulary, blocks, block, BLOCK=BLOCK, PER=BLOCKS_PER_PROGRAM, LOWEST=LOWEST, num_warps=4,
+        **dependent(_block_maxima, logits),
     )  # fmt: skip
-    width = max(padded, triton.next_power_of_2(blocks))
+    return select_candidates(logits, ids, keys, BLOCK, block)
+
+
+def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, block: int = 0) -> Tensor:
+    """As `top_candidates`, from the largest keys of every `width` (a power of two) logits: int64 [R, ceil(V / width)]."""
+    vocabulary, (rows, count) = logits.shape[1], ids.shape
+    padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
-        WIDTH=width, K2=padded, BLOCK=BLOCK, LOWEST=_LOWEST, num_warps=8,
+        WIDTH=max(padded, triton.next_power_of_2(blocks)), K2=padded, BLOCK=width, LOWEST=LOWEST,
+        num_warps=4 if padded <= 16 else 8, **dependent(_select, logits),
     )  # fmt: skip
     return ids
 

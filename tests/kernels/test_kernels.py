@@ -27,32 +27,14 @@ from dspine_kernels.rows import (
 from dspine_kernels.topk import top_candidates
 from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
 from dspine_kernels.transition import (
+    fold_scores,
     lattice_walk,
     lattice_walk_reference,
     transition_scores,
     transition_scores_reference,
 )
-from dspine_kernels.transition.kernel import partial_size
-from torch import Tensor
 
-from dspine_export.tolerance import TOLERANCES
-
-
-def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
-    """Within the published table; NaN (a value never written) fails."""
-    bound = TOLERANCES[str(dtype).removeprefix("torch.")]
-    got, want = got.double(), want.double()
-    assert bool(got.isfinite().all())
-    error = (got - want).norm() / want.norm().clamp_min(1e-12)
-    assert float(error) <= bound.frobenius, float(error)
-
-
-def randn(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    return (torch.randn(*shape, device=device) * scale).to(dtype)
-
-
-def poisoned(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.full(shape, float("nan"), device=device, dtype=dtype)
+from tests.kernels.comparison import close, poisoned, randn
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +83,7 @@ def test_top_candidates(vocabulary: int, count: int, device: torch.device) -> No
     logits[1] = logits[1].round()  # ties everywhere, across the boundary too
     logits[2, ::3] = float("-inf")
     ids = torch.full((3, count), -1, dtype=torch.int64, device=device)
-    keys = torch.zeros(workspace_keys(3, vocabulary, count), dtype=torch.int64, device=device)
+    keys = torch.zeros(workspace_keys(3, vocabulary), dtype=torch.int64, device=device)
     top_candidates(logits, ids, keys)
     assert torch.equal(ids, top_candidates_reference(logits, count))
 
@@ -115,9 +97,8 @@ def test_gated_messages(block: int, rank: int, m: int, device: torch.device, dty
         table = randn(vocabulary, 2 * m, device=device, dtype=dtype)
         anchors = torch.randint(0, vocabulary, (batch,), device=device)
         z, receiver = poisoned(batch * block, m, device=device, dtype=dtype), poisoned(batch * block, m, device=device)
-        projected = (readout.float() @ weights.float().T).to(dtype)
-        gated_messages(readout, projected, bias, table, anchors, z, block, receiver)
-        want, want_receiver = gated_messages_reference(readout, projected, bias, table[anchors], block)
+        gated_messages(readout, weights, bias, table, anchors, z, block, receiver)
+        want, want_receiver = gated_messages_reference(readout, weights, bias, table[anchors], block)
         close(z, want, dtype)
         close(receiver, want_receiver, dtype)
 
@@ -140,11 +121,11 @@ def test_block_attention(
         angles = torch.outer(torch.arange(80.0), 100.0 ** -(torch.arange(0, dim, 2) / dim)).to(device)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         out = poisoned(3 * block, heads * dim, device=device, dtype=dtype)
-        splits, stretch = 4, 16
+        splits = 3
         scratch = [poisoned(n, device=device) for n in partial_sizes(3, kv_heads, heads, dim, block, splits)]
         block_attention(
             qkv, *norms, 1e-6, cos, sin, lengths, *cache, out, *scratch,
-            block=block, causal=causal, window=window, stretch=stretch, splits=splits,
+            block=block, causal=causal, window=window, splits=splits,
         )  # fmt: skip
         want = block_attention_reference(qkv, *norms, 1e-6, cos, sin, lengths, *cache, heads, block, causal, window)
         close(out, want, dtype)
@@ -152,7 +133,7 @@ def test_block_attention(
         out = poisoned(2 * block, heads * dim, device=device, dtype=dtype)
         block_attention(
             torch.cat((qkv[2 * block :], qkv[:block])), *norms, 1e-6, cos, sin, lengths, *cache, out, *scratch,
-            block=block, causal=causal, window=window, stretch=stretch, splits=splits, slots=subset,
+            block=block, causal=causal, window=window, splits=splits, slots=subset,
         )  # fmt: skip
         close(out, torch.cat((want[2 * block :], want[:block])), dtype)
 
@@ -197,12 +178,15 @@ def test_transition_scores(
             randn(hidden, device=device, dtype=dtype),
             randn(vocabulary, hidden, device=device, dtype=dtype),
         )
+        table, write, gain, head = weights
         scores = poisoned(batch, block - 1, count, count, device=device)
-        partial = poisoned(partial_size(batch * (block - 1), hidden, count), device=device)
-        sums = pre.float().pow(2).sum(-1)
-        pairs = batch * (block - 1) * count
-        scratch = [poisoned(pairs, width, device=device, dtype=dtype) for width in (m, hidden)]
-        transition_scores(pre, sums, receiver, anchors, candidates, *weights, 1e-6, scores, *scratch, partial, block)
+        squares = pre.float().pow(2).unflatten(-1, (4, -1)).sum(-1).flatten(0, 1).T.contiguous()  # in four parts
+        pull = (pre.float() @ write.float()).to(dtype).flatten(0, 1)
+        scratch = [poisoned(batch * (block - 1) * count, m, device=device, dtype=dtype) for _ in range(2)]
+        transition_scores(
+            pre.flatten(0, 1), squares, pull, receiver, anchors, candidates, table, *fold_scores(head, gain, write), gain, head, 1e-6,
+            scores, *scratch, block,
+        )  # fmt: skip
         close(scores, transition_scores_reference(pre, receiver, anchors, candidates, *weights, 1e-6), dtype)
 
 

@@ -1,0 +1,126 @@
+"""A decoder layer of few rows: our products, everything between them in their epilogues.
+
+The kernel that writes x leaves x * gain of the norm that follows, and sums of squares; the kernel that reads it scales its result. So no
+norm, no SwiGLU and no write of the injection is a launch of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dspine_kernels.injection import gated_messages
+from dspine_kernels.linear import Plan, Workspace, linear, plan_for
+from dspine_kernels.rows import rms_norm
+from dspine_kernels.topk import select_candidates
+from torch import Tensor
+
+from dspine_export.runtime.packed_weights import PackedLayer
+from dspine_export.runtime.pass_step import Step
+
+if TYPE_CHECKING:
+    from dspine_export.runtime.kernel_pass import DraftPass
+
+
+class FusedLayers:
+    """Plans, scratch and launches. squares_after, squares_before: float32 [tiles, R], of x after and before the injection's write."""
+
+    def __init__(self, draft: DraftPass) -> None:
+        self.draft = draft
+        config, rows, layer = draft.config, draft.rows, draft.weights.layers[0]
+        size = draft.x.element_size()
+        attended, qkv = draft.attended.shape[1], draft.qkv.shape[1]
+        self.plans = {
+            "qkv": plan_for(rows, qkv, config.hidden_size, size),
+            "o": plan_for(rows, config.hidden_size, attended, size),
+            "gate_up": plan_for(rows, config.intermediate_size, config.hidden_size, size, pair=True),
+            "down": plan_for(rows, config.hidden_size, config.intermediate_size, size),
+            "lm_head": plan_for(rows, config.vocab_size, config.hidden_size, size),
+        }
+        columns = {"qkv": qkv, "gate_up": config.intermediate_size, "lm_head": config.vocab_size}
+        if config.transfer is not None:
+            rank, message = config.transfer.rank, config.transfer.message_size
+            self.plans["readout"] = plan_for(rows, rank, config.hidden_size, size)
+            self.plans["last_readout"] = plan_for(rows, rank + message, config.hidden_size, size)
+            self.plans["write"] = plan_for(rows, config.hidden_size, message, size)
+            columns |= {"readout": rank, "last_readout": rank + message}
+        wide = [(plan, rows, columns.get(name, config.hidden_size)) for name, plan in self.plans.items()]
+        self.workspace = Workspace.for_plans(wide, layer.qkv.device)
+        self.squares = {
+            name: draft.squares.new_empty(plan.tiles(config.hidden_size), rows)
+            for name, plan in self.plans.items()
+            if name in ("o", "down", "write")
+        }
+
+    def steps(self) -> list[Step]:
+        """All layers, the final norm, logits and candidates."""
+        draft, layers = self.draft, self.draft.weights.layers
+        following = [layer.input_norm for layer in layers[1:]] + [draft.weights.norm]
+        steps: list[Step] = []
+        for index, layer in enumerate(layers):
+            last = index == len(layers) - 1
+            steps += self._layer(index, layer, following[index])
+            if draft.config.transfer is not None:
+                steps += self._injection(index, layer, following[index], last=last)
+        if draft.config.transfer is None:  # a runtime may take these rows to its own head
+            steps.append(Step("norm", partial(rms_norm, draft.x, draft.weights.norm, draft.eps, draft.normed)))
+        return [*steps, Step("lm_head", self._logits), Step("candidates", self._candidates)]
+
+    def _linear(self, name: str, x: Tensor, weight: Tensor, out: Tensor, **epilogue: object) -> object:
+        plan: Plan = self.plans[name]
+        width, eps = self.draft.config.hidden_size, self.draft.eps
+        return linear(x, weight, out, plan, self.workspace, norm_width=width, eps=eps, **epilogue)
+
+    def _layer(self, index: int, layer: PackedLayer, following: Tensor) -> list[Step]:
+        draft = self.draft
+        entering = None if index == 0 else self.squares["down" if draft.config.transfer is None else "write"]
+        step = partial(self._linear, residual=draft.x, scaled=draft.normed)
+        return [
+            Step("qkv", lambda: self._linear("qkv", draft.normed, layer.qkv, draft.qkv, squares=entering)),
+            Step("attention", partial(draft.attend, index, layer, ahead=layer.o)),
+            Step("o", lambda: step("o", draft.attended, layer.o, draft.x, gain=layer.post_norm, squares_out=self.squares["o"])),
+            Step(
+                "gate_up",
+                lambda: self._linear("gate_up", draft.normed, layer.gate_up, draft.activated, squares=self.squares["o"], pair=True),
+            ),
+            Step("down", lambda: step("down", draft.activated, layer.down, draft.x, gain=following, squares_out=self.squares["down"])),
+        ]  # fmt: skip
+
+    def _injection(self, index: int, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
+        draft, weights = self.draft, self.draft.weights
+        readout, write = layer.readout, layer.write
+        assert readout is not None and write is not None and weights.gates is not None
+        assert weights.gate_bias is not None and weights.token_table is not None
+        target = draft.readout_of(last=last)
+        message = partial(
+            gated_messages, target, weights.gates, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
+            draft.receiver_gate if last else None, ahead=None if last else weights.layers[index + 1].qkv,
+        )  # fmt: skip
+        # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
+        finish = partial(
+            self._linear, "write", draft.z, write, draft.written if last else draft.x, residual=draft.x, squares=self.squares["down"],
+            write=True, block=draft.block, gain=following, scaled=draft.normed, squares_out=self.squares["write"],
+        )  # fmt: skip
+        name = "last_readout" if last else "readout"
+        return [
+            Step("readout", lambda: self._linear(name, draft.x, readout, target)),
+            Step("message", message),
+            Step("write", finish),
+        ]
+
+    def _logits(self) -> None:
+        draft = self.draft
+        squares = None if draft.config.transfer is None else self.squares["write"]
+        self._linear(
+            "lm_head",
+            draft.normed,
+            draft.weights.lm_head,
+            draft.logits,
+            squares=squares,
+            keys=draft.keys,
+            block=draft.block,
+        )
+
+    def _candidates(self) -> None:
+        draft = self.draft
+        select_candidates(draft.logits, draft.candidate_ids, draft.keys, self.plans["lm_head"].weight_rows, draft.block)

@@ -1,0 +1,86 @@
+"""A decoder layer of many rows: the vendor's products, and between them one kernel each for norms, SwiGLU and the injection."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from dspine_kernels.injection import gated_messages
+from dspine_kernels.rows import rms_norm, silu_mul, write_and_norm
+from dspine_kernels.topk import top_candidates
+from torch import Tensor
+
+from dspine_export.runtime.packed_weights import PackedLayer
+from dspine_export.runtime.pass_step import Step
+
+if TYPE_CHECKING:
+    from dspine_export.runtime.kernel_pass import DraftPass
+
+
+class VendorLayers:
+    """Launches. squares: float32 [1, R], of x before the injection's write."""
+
+    def __init__(self, draft: DraftPass) -> None:
+        self.draft = draft
+        self.squares = {"down": draft.squares.view(1, -1)}
+        self.gate_up = draft.x.new_empty(draft.rows, 2 * draft.config.intermediate_size)
+        self.update = torch.empty_like(draft.x)
+
+    def steps(self) -> list[Step]:
+        """All layers, the final norm, logits and candidates."""
+        draft, layers = self.draft, self.draft.weights.layers
+        following = [layer.input_norm for layer in layers[1:]] + [draft.weights.norm]
+        steps: list[Step] = []
+        for index, layer in enumerate(layers):
+            steps += self._layer(index, layer)
+            if draft.config.transfer is None:
+                steps.append(Step("norm", partial(self._norm, following[index])))
+            else:
+                steps += self._injection(layer, following[index], last=index == len(layers) - 1)
+        top = partial(top_candidates, draft.logits, draft.candidate_ids, draft.keys, draft.block)
+        return [*steps, Step("lm_head", self._logits), Step("candidates", top)]
+
+    def _norm(self, weight: Tensor) -> None:
+        rms_norm(self.draft.x, weight, self.draft.eps, self.draft.normed)
+
+    def _layer(self, index: int, layer: PackedLayer) -> list[Step]:
+        draft = self.draft
+        return [
+            Step("qkv", lambda: torch.mm(draft.normed, layer.qkv.T, out=draft.qkv)),
+            Step("attention", partial(draft.attend, index, layer)),
+            Step("o", lambda: draft.x.addmm_(draft.attended, layer.o.T)),
+            Step("norm", partial(self._norm, layer.post_norm)),
+            Step("gate_up", lambda: torch.mm(draft.normed, layer.gate_up.T, out=self.gate_up)),
+            Step("silu", partial(silu_mul, self.gate_up, draft.activated)),
+            Step("down", lambda: draft.x.addmm_(draft.activated, layer.down.T)),
+        ]
+
+    def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
+        draft, weights = self.draft, self.draft.weights
+        readout, write = layer.readout, layer.write
+        assert readout is not None and write is not None and weights.gates is not None
+        assert weights.gate_bias is not None and weights.token_table is not None
+        target = draft.readout_of(last=last)
+        message = partial(
+            gated_messages, target, weights.gates, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
+            draft.receiver_gate if last else None,
+        )  # fmt: skip
+        # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
+        finish = partial(
+            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, draft.written if last else draft.x, draft.normed,
+            draft.squares,
+        )  # fmt: skip
+        return [
+            Step("readout", lambda: torch.mm(draft.x, readout.T, out=target)),
+            Step("message", message),
+            Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
+            Step("write_norm", finish),
+        ]
+
+    def _logits(self) -> None:
+        draft, head = self.draft, self.draft.weights.lm_head
+        if head.dtype == torch.float32:
+            torch.mm(draft.normed, head.T, out=draft.logits)
+        else:
+            torch.mm(draft.normed, head.T, out_dtype=torch.float32, out=draft.logits)

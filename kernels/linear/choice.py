@@ -1,0 +1,23 @@
+"""Plans of skinny products, by shape and rows; measured on an H200 by whole draft passes (tools/bench_draft.py)."""
+
+from __future__ import annotations
+
+import triton
+from dspine_kernels.linear.kernel import Plan
+
+PROGRAMS = 128  # about one a multiprocessor: further shares of the depth cost more than they hide
+
+
+def plan_for(rows: int, columns: int, depth: int, element_bytes: int, *, pair: bool = False) -> Plan:
+    """How to cut [rows, depth] x [columns, depth]^T; `pair`: two weights of that size."""
+    bn = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if element_bytes == 4:
+        return Plan(32, 16, 32, 1, 4, 1)
+    if pair:
+        return Plan(64, bn, 64, 1, 4, 4)
+    if columns > 64 * 1024:
+        return Plan(128, bn, 128, 1, 4, 4)
+    splits = max(1, min(8, PROGRAMS // triton.cdiv(columns, 64), depth // 256))
+    while splits > 1 and triton.cdiv(triton.cdiv(depth, splits), 256) * 256 * (splits - 1) >= depth:
+        splits -= 1
+    return Plan(64, bn, 256, splits, 4, 3)

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
+#include <vector>
 
 using namespace nvinfer1;
 
@@ -41,14 +42,20 @@ public:
     }
     void setParentSearchEnabled(bool const) override {}
     void deregisterLibrary(PluginLibraryHandle) noexcept override {}
-    bool registerCreator(IPluginCreatorInterface&, AsciiChar const* const) noexcept override
+    bool registerCreator(IPluginCreatorInterface& creator, AsciiChar const* const) noexcept override
     {
-        return false;
+        auto const& named = static_cast<IPluginCreatorV3One const&>(creator);
+        if (getCreator(named.getPluginName(), named.getPluginVersion(), named.getPluginNamespace()) != nullptr)
+        {
+            return false;
+        }
+        mCreators.push_back(&creator);
+        return true;
     }
     IPluginCreatorInterface* const* getAllCreators(int32_t* const count) const noexcept override
     {
-        *count = mCount;
-        return mCreators;
+        *count = static_cast<int32_t>(mCreators.size());
+        return mCreators.data();
     }
     bool deregisterCreator(IPluginCreatorInterface const&) noexcept override
     {
@@ -73,22 +80,23 @@ public:
         auto const creators = library == nullptr ? nullptr
                                                  : reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(
                                                        dlsym(library, "getCreators"));
-        std::printf("loadLibrary %s\n", creators != nullptr ? "ok" : "failed");
-        std::fflush(stdout);
-        if (creators == nullptr)
+        bool ok = creators != nullptr;
+        int32_t count = 0;
+        for (int32_t i = 0; ok && (i == 0 || i < count); ++i)
         {
-            return nullptr;
+            ok = registerCreator(*creators(count)[i], "");
         }
-        mCreators = creators(mCount);
-        return library;
+        std::printf("loadLibrary %s\n", ok ? "ok" : "failed");
+        std::fflush(stdout);
+        return ok ? library : nullptr;
     }
 
     IPluginCreatorInterface* getCreator(
         AsciiChar const* const name, AsciiChar const* const version, AsciiChar const* const space) noexcept override
     {
-        for (int32_t i = 0; i < mCount; ++i)
+        for (auto* entry : mCreators)
         {
-            auto* creator = static_cast<IPluginCreatorV3One*>(mCreators[i]);
+            auto* creator = static_cast<IPluginCreatorV3One*>(entry);
             if (std::strcmp(creator->getPluginName(), name) == 0
                 && std::strcmp(creator->getPluginVersion(), version) == 0
                 && std::strcmp(creator->getPluginNamespace(), space) == 0)
@@ -100,8 +108,7 @@ public:
     }
 
 private:
-    IPluginCreatorInterface* const* mCreators = nullptr;
-    int32_t mCount = 0;
+    std::vector<IPluginCreatorInterface*> mCreators;
 };
 
 } // namespace

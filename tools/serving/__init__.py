@@ -1,0 +1,1 @@
+"""Load on a running server: clients, figures, the server's memory."""

@@ -14,7 +14,7 @@ from dspine_export.runtime.ragged_cache import ATTENTION, register_attention
 from dspine_export.runtime.target import TargetExecutor
 
 MODEL_TYPES = ("llama", "qwen3")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Their frequencies depend on the length reached so far: a cached key would have to change when a block is rolled back.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -31,9 +31,9 @@ def open_target(
     Raises:
         UsageError: dtype or device. CheckpointError: damaged, incomplete or unsupported model. DependencyError: no transformers, no GPU.
     """
-    where = _check_device(device)
-    if dtype not in _DTYPES:
-        raise UsageError("Unsupported target dtype", got=dtype, expected=" or ".join(_DTYPES))
+    where = check_device(device)
+    if dtype not in DTYPES:
+        raise UsageError("Unsupported target dtype", got=dtype, expected=" or ".join(DTYPES))
     info = read_target(path)
     taps = tuple(taps)
     if any(not 0 <= layer < info.num_layers for layer in taps):
@@ -52,7 +52,7 @@ def open_target(
     model, loading = _read(
         transformers.AutoModelForCausalLM,
         path,
-        dtype=_DTYPES[dtype],
+        dtype=DTYPES[dtype],
         use_safetensors=True,
         attn_implementation=ATTENTION,
         output_loading_info=True,
@@ -114,7 +114,8 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
-def _check_device(device: str | torch.device) -> torch.device:
+def check_device(device: str | torch.device) -> torch.device:
+    """The device by its name. Raises UsageError: not one of ours. DependencyError: no usable GPU."""
     try:
         where = torch.device(device)
     except RuntimeError as error:

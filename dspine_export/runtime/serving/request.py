@@ -42,8 +42,9 @@ class Request:
     def __post_init__(self) -> None:
         if sum(prompt is not None for prompt in (self.text, self.messages, self.token_ids)) != 1:
             raise UsageError("A request needs exactly one prompt", expected="one of text, messages and token ids")
-        # Settings checks the rest of the ranges; its seed is signed.
-        Settings(1 if self.max_tokens is None else self.max_tokens, self.temperature, self.top_p)
+        Settings(1, self.temperature, self.top_p)  # checks the two
+        if self.max_tokens is not None:
+            _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(0 <= self.seed < 2**64, "seed", self.seed, "0 .. 2**64 - 1")
         _require(all(self.stop_words), "stop_words", list(self.stop_words), "texts that are not empty")
         if self.num_draft_tokens is not None:

@@ -1,0 +1,132 @@
+"""One request of the text model: from numpy arrays as Triton hands them over to a validated `Request`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspine_export.errors import UsageError
+from dspine_export.runtime.serving.request import Request
+from dspine_export.triton.contract import DEADLINE_PARAMETER
+
+Array = NDArray[Any]
+Read = Callable[[str], Array | None]  # an input by its name, None where the request leaves it out
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """What was asked for, and whether piece by piece."""
+
+    request: Request
+    stream: bool
+
+
+def parse_request(read: Read, parameters: str, timeout_us: int, max_prompt_bytes: int) -> TextRequest:
+    """Validates one request.
+
+    Args:
+        parameters: the request's parameters, a JSON object. timeout_us: Triton's own timeout, 0 for none.
+        max_prompt_bytes: of the messages, before they are parsed; the engine checks the text itself.
+
+    Raises:
+        UsageError: whatever is wrong, and where.
+    """
+    messages = _messages(read, max_prompt_bytes)
+    stop_words = read("stop_words")
+    request = Request(
+        text=_one(read, "text_input", _text),
+        messages=messages,
+        token_ids=_ids(read("input_ids")),
+        chat=bool(_one(read, "chat", bool)),
+        max_tokens=_one(read, "max_tokens", int),
+        temperature=_one(read, "temperature", float) or 0.0,
+        top_p=_default(_one(read, "top_p", float), 1.0),
+        seed=_one(read, "random_seed", int) or 0,
+        stop_words=() if stop_words is None else tuple(_text(word, "stop_words") for word in stop_words.flatten()),
+        num_draft_tokens=_one(read, "num_draft_tokens", int),
+        ignore_eos=bool(_one(read, "ignore_eos", bool)),
+        deadline_seconds=_deadline(parameters, timeout_us),
+    )
+    return TextRequest(request, bool(_one(read, "stream", bool)))
+
+
+def _one(read: Read, name: str, convert: Callable[..., Any]) -> Any:
+    """The single value of an input; None where it is left out."""
+    array = read(name)
+    if array is None:
+        return None
+    if array.size != 1:
+        expected = "one value: a request holds one prompt, and the server batches requests itself"
+        raise UsageError("An input has the wrong shape", where=name, got=list(array.shape), expected=expected)
+    value = array.reshape(-1)[0]
+    return _text(value, name) if convert is _text else convert(value)
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes | np.bytes_):
+        raise UsageError("An input has the wrong type", where=name, got=type(value).__name__, expected="a string")
+    try:
+        return bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{value[error.start]:02x} at {error.start}: {error.reason}"
+        raise UsageError("Text that is not valid UTF-8", where=name, got=got) from error
+
+
+def _ids(array: Array | None) -> list[int] | None:
+    if array is None:
+        return None
+    if array.dtype.kind not in "iu":
+        raise UsageError("An input has the wrong type", where="input_ids", got=array.dtype, expected="integers")
+    ids: list[int] = array.reshape(-1).tolist()
+    return ids
+
+
+def _messages(read: Read, max_bytes: int) -> list[dict[str, str]] | None:
+    text = _one(read, "messages", _text)
+    if text is None:
+        return None
+    if len(text) > max_bytes:
+        expected = f"at most {max_bytes} bytes"
+        raise UsageError("The prompt is too long", where="messages", got=f"{len(text)} characters", expected=expected)
+    expected = '[{"role": "user", "content": "..."}, ...]'
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("Not valid JSON", where="messages", got=str(error)[:200], expected=expected) from error
+    valid = isinstance(messages, list) and bool(messages) and all(_is_message(message) for message in messages)
+    if not valid:
+        raise UsageError("Not a chat", where="messages", got=text[:200], expected=expected)
+    return list(messages)
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, dict)
+        and {"role", "content"} <= message.keys()
+        and all(isinstance(text, str) for text in message.values())
+    )
+
+
+def _deadline(parameters: str, timeout_us: int) -> float | None:
+    """Seconds from now: the sooner of the request's parameter and Triton's timeout."""
+    given = json.loads(parameters or "{}").get(DEADLINE_PARAMETER)
+    try:
+        wanted = None if given is None else float(given) / 1000
+    except (TypeError, ValueError):
+        wanted = -1.0
+    if wanted is not None and not 0 < wanted < float("inf"):
+        expected = "milliseconds, above 0"
+        raise UsageError("Invalid request parameter", where=DEADLINE_PARAMETER, got=given, expected=expected)
+    limits = [limit for limit in (wanted, timeout_us / 1e6 or None) if limit is not None]
+    return min(limits) if limits else None

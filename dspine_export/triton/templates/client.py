@@ -53,10 +53,11 @@ def main() -> int:
         for last in stream(options.url, options.model, request):
             print(last.get("text_output", ""), end="", flush=True)
     except urllib.error.HTTPError as error:
-        print(f"\nrefused: {error.read().decode(errors='replace').strip()}", file=sys.stderr)
+        text = error.read().decode(errors="replace").strip().removeprefix("data:")
+        print(f"refused: {json.loads(text).get('error', text)}", file=sys.stderr)
         return 1
     except (OSError, RuntimeError) as error:
-        print(f"\nfailed: {error}", file=sys.stderr)
+        print(f"failed: {error}", file=sys.stderr)
         return 1
     summary = {key: value for key, value in last.items() if key not in ("text_output", "output_ids", "model_name")}
     print(f"\n{json.dumps(summary)}", file=sys.stderr)

@@ -15,8 +15,11 @@ import sys
 import urllib.error
 import urllib.request
 
-DEAD = "is not healthy"  # Triton's words for a backend process that has ended
-BUSY = ("overloaded", "deadline", "shutting down")
+DEAD = (
+    "is not healthy",
+    "engine has failed",
+)  # Triton's words for a backend process that has ended, and the backend's own
+BUSY = ("overloaded", "deadline")
 
 
 def post(url: str, body: dict[str, object], timeout_s: float) -> str:
@@ -56,7 +59,7 @@ def main() -> int:
     if found is None:
         return 0
     print(f"{options.model} does not answer: {found}", file=sys.stderr)
-    if not options.reload or DEAD not in found:
+    if not options.reload or not any(words in found for words in DEAD):
         return 1
     for action in ("unload", "load"):
         try:

@@ -150,6 +150,8 @@ def _parse(path: Path, document: dict[str, Any]) -> Manifest:
 def _check_file(root: Path, entry: FileEntry, *, check_hashes: bool) -> None:
     path = root / entry.path
     fix = "copy the whole bundle directory again, or build it again"
+    if entry.path.startswith(_EDITABLE) and not path.exists():
+        return
     if not path.is_file():
         raise VerificationError(
             "a file of the bundle is missing", where=path, expected=f"{entry.size_bytes} bytes", fix=fix

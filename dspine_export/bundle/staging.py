@@ -177,6 +177,8 @@ def _new_staging(output: Path) -> Path:
 
 def _link_files(seed: Bundle, staging: Path) -> None:
     for entry in seed.manifest.files:
+        if not (seed.path / entry.path).exists():
+            continue  # `open_bundle` lets the operator's own files be deleted
         target = staging / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -89,9 +89,8 @@ def build(
         assignments = [*(f"{key}=true" for key, wanted in switches.items() if wanted), *(assignments or [])]
         given = {"target": target, "dtype": dtype, "max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
         if resume is not None:
-            _refuse_with_resume(
-                CKPT=checkpoint, target_model=target_model, output=output, recipe=recipe, target=target, dtype=dtype
-            )
+            _refuse_with_resume(CKPT=checkpoint, target_model=target_model, output=output, recipe=recipe, dtype=dtype)
+            _refuse_with_resume(target=None if target == "trtllm" else target)
             _refuse_with_resume(stop_after=stop_after, dry_run=dry_run or None, verify=verify, force=force or None)
             _refuse_with_resume(triton=triton or None)
             _resume(console, resume, plugin_library, assignments, given)
@@ -157,7 +156,7 @@ def _refuse_with_resume(**options: object) -> None:
         raise UsageError(
             "--resume takes drafter, target and graphs from the bundle",
             got=", ".join(given),
-            expected="build --resume OUT, with --set, --max-batch-size, --max-seq-len or --plugin-library at most",
+            expected="build --resume OUT, with --target trtllm, --set, --max-batch-size, --max-seq-len or --plugin-library at most",
         )
 
 

@@ -102,7 +102,8 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
     """Add an engine for this machine's builder to a bundle that has its graphs; an older engine of the same id is replaced.
 
     Args:
-        recipe: the bundle's recipe with changed options, or None to keep it.
+        recipe: the bundle's recipe with changed options, or None to keep it. With ``build.target: trtllm`` a bundle of graphs gets its
+            TensorRT-LLM folder too.
 
     Raises:
         UsageError: no bundle, or options that the finished graphs contradict. VerificationError: the bundle is damaged.
@@ -126,10 +127,11 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
     check_engine(wanted, plugin_library, weights)
     with staged_bundle(output, force=True, seed=seed) as staging:
         stages = _Stages(progress)
-        engines = _engines(wanted, plugin_library, staging, stages)
+        engines, edited = _engines(wanted, plugin_library, staging, stages), list[FileEntry]()
         if wanted.build.target == "trtllm":
             with stages("trtllm", "module and configuration for TensorRT-LLM"):
-                write_trtllm(staging, output, seed.manifest.drafter, wanted, engines, progress)
+                files = seed.manifest.files
+                edited = write_trtllm(staging, output, seed.manifest.drafter, wanted, engines, progress, older=files)
         kept = [entry for entry in seed.manifest.engines if entry.id not in {engine.id for engine in engines}]
         changes = {
             "recipe": wanted,
@@ -138,7 +140,7 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
             "engines": (*kept, *engines),
         }
         unchanged = [entry for entry in seed.manifest.files if not entry.path.startswith(_REBUILT)]
-        _finish(staging, {**dict(seed.manifest), **changes}, unchanged, progress)
+        _finish(staging, {**dict(seed.manifest), **changes}, unchanged, progress, edited)
     return open_bundle(output)
 
 
@@ -186,6 +188,15 @@ def _manifest(
     }
 
 
-def _finish(staging: Path, fields: dict[str, Any], known: list[FileEntry], progress: Progress) -> None:
+def _finish(
+    staging: Path,
+    fields: dict[str, Any],
+    known: list[FileEntry],
+    progress: Progress,
+    edited: list[FileEntry] | None = None,
+) -> None:
+    """``edited`` files are listed as they were generated, not as they are."""
+    generated = {entry.path: entry for entry in edited or []}
     with progress.stage("manifest", "hashing the bundle"):
-        write_manifest(staging, Manifest(**{**fields, "files": inventory(staging, known)}))
+        files = tuple(generated.get(entry.path, entry) for entry in inventory(staging, known))
+        write_manifest(staging, Manifest(**{**fields, "files": files}))

@@ -6,11 +6,19 @@ import importlib.metadata
 import json
 from pathlib import Path
 
-from dspine_export.bundle import DrafterSummary, EngineEntry
+from dspine_export.bundle import DrafterSummary, EngineEntry, FileEntry, sha256_of
 from dspine_export.errors import UsageError
 from dspine_export.pipeline.progress import Progress
 from dspine_export.recipes import Recipe
-from dspine_export.trtllm.files import ServingOptions, read_target_model, write_files
+from dspine_export.trtllm.files import (
+    FOLDER,
+    MODEL_YAML,
+    ServingOptions,
+    describe_edits,
+    editable_files,
+    read_target_model,
+    write_files,
+)
 from dspine_export.trtllm.legacy import LABEL, write_legacy
 from dspine_export.trtllm.versions import require_checked, unchecked_allowed
 
@@ -40,11 +48,16 @@ def write_trtllm(
     engines: list[EngineEntry],
     progress: Progress,
     target_model: Path | None = None,
-) -> None:
+    older: tuple[FileEntry, ...] = (),
+) -> list[FileEntry]:
     """Write ``staging/trtllm`` for the bundle that will be ``output``.
 
     Args:
         target_model: None to keep the target of the files already there.
+        older: the manifest's entries for files already there. Configuration that was edited since is kept.
+
+    Returns:
+        Entries of what was kept, as once generated: the manifest goes on naming that, or the next build would take the edit for its own.
 
     Raises:
         UsageError: a plan executor for a drafter that has none, or damaged older files.
@@ -67,12 +80,27 @@ def write_trtllm(
         attention_backend=chosen.attention_backend,
         allow_unchecked=chosen.allow_unchecked,
     )
-    write_files(staging, options)
+    kept = _edited(staging, options, older)
+    write_files(staging, options, keep=[staging / entry.path for entry in kept])
+    for entry in kept:
+        path = staging / entry.path
+        edits = describe_edits(path, editable_files(staging, options)[path])
+        progress.warn(f"kept {entry.path}, which was edited: {edits}; delete it and resume to have it written anew")
+    if options.target_model == _UNKNOWN_TARGET:
+        progress.warn(f"the target's place is not known here: replace {_UNKNOWN_TARGET} in {FOLDER}/{MODEL_YAML}")
     _warn_about_config(staging, progress)
     if chosen.executor == "plan" and not engines:
         progress.warn("the plan executor has no engine yet: build --resume on the machine that serves")
     if chosen.legacy_layout:
         _write_legacy(staging, drafter, recipe, engines, progress)
+    return kept
+
+
+def _edited(staging: Path, options: ServingOptions, older: tuple[FileEntry, ...]) -> list[FileEntry]:
+    """Entries of configuration files that are no longer what was generated."""
+    editable = {path.relative_to(staging).as_posix(): path for path in editable_files(staging, options)}
+    there = [entry for entry in older if entry.path in editable and editable[entry.path].is_file()]
+    return [entry for entry in there if sha256_of(editable[entry.path]) != entry.sha256]
 
 
 def _write_legacy(

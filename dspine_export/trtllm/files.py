@@ -8,6 +8,7 @@ OUT/trtllm/triton/tensorrt_llm/1/model.yaml       for Triton's llmapi model
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dspine_export.version import __version__
 FOLDER = "trtllm"
 CONFIG_NAME, MODEL_YAML = "config.yaml", Path("triton/tensorrt_llm/1/model.yaml")
 KV_CACHE_FRACTION = 0.8  # TensorRT-LLM fills this share first; the drafter's context cache comes on top of it
+_ABSENT = "absent"
 _UNRUN = "Checked against TensorRT-LLM's signatures, never run inside the real package."
 
 
@@ -51,8 +53,12 @@ class ServingOptions:
     allow_unchecked: bool = False
 
 
-def write_files(staging: Path, options: ServingOptions) -> None:
-    """Write ``staging/trtllm``, replacing an older one file by file (never in place: they may be hard links)."""
+def write_files(staging: Path, options: ServingOptions, *, keep: Collection[Path] = ()) -> None:
+    """Write ``staging/trtllm``, replacing an older one file by file (never in place: they may be hard links).
+
+    Args:
+        keep: files to leave as they are, of `editable_files`.
+    """
     folder = staging / FOLDER
     own = options.output / FOLDER
     serve = f"trtllm-serve {options.target_model} --custom_module_dirs {own} --config {own / CONFIG_NAME}"
@@ -65,9 +71,36 @@ def write_files(staging: Path, options: ServingOptions) -> None:
         folder / MODEL_YAML: _comment(_TRITON_NOTE.format(output=own, unrun=_UNRUN)) + _dump(triton_config(options)),
     }
     for path, text in files.items():
+        if path in keep:
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def editable_files(folder: Path, options: ServingOptions) -> dict[Path, dict[str, Any]]:
+    """The files of ``folder/trtllm`` that are the operator's to change, and what `write_files` would write into each."""
+    own = folder / FOLDER
+    return {own / CONFIG_NAME: serving_config(options), own / MODEL_YAML: triton_config(options)}
+
+
+def describe_edits(path: Path, generated: dict[str, Any]) -> str:
+    """In which options an edited file differs from what would be generated: ``max_seq_len 64 (generated: 96)``; for messages."""
+    try:
+        found = _leaves(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return "it is not readable YAML"
+    wanted = _leaves(generated)
+    names = [name for name in {**wanted, **found} if found.get(name, _ABSENT) != wanted.get(name, _ABSENT)]
+    shown = [f"{name} {found.get(name, _ABSENT)} (generated: {wanted.get(name, _ABSENT)})" for name in names]
+    return ", ".join(shown) or "comments only"
+
+
+def _leaves(document: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(document, dict):
+        return {prefix: document}
+    pairs = ((f"{prefix}.{key}" if prefix else str(key), value) for key, value in document.items())
+    return {name: leaf for key, value in pairs for name, leaf in _leaves(value, key).items()}
 
 
 def serving_config(options: ServingOptions) -> dict[str, Any]:

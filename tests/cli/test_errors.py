@@ -143,6 +143,9 @@ def test_missing_arguments(invoke: Invoke) -> None:
 def test_resume_refuses_what_the_bundle_decides(tmp_path: Path, invoke: Invoke) -> None:
     result = invoke("build", "--resume", tmp_path, "--dtype", "float32", "--force")
     assert result.code == 2
+    result = invoke("build", "--resume", tmp_path, "--target", "onnx")
+    assert result.code == 2
+    assert "--target trtllm" in result.err
     result = invoke("build", "--resume", tmp_path)
     assert result.code == 2
     assert "not a dspine bundle" in result.err

@@ -72,7 +72,8 @@ def _train_arguments(add: Callable[..., object]) -> None:
     add("--head-rank", type=int, default=128, help="rank of the ancestors' heads")
     add("--taps", type=int, nargs="+", default=[1, 8, 15, 22, 28], help="target layers whose output is read, 0-based")
     add("--mask-token-id", type=int, default=16, help="a token the target never writes")
-    add("--plain", action="store_true", help="on a GPU: no compiled parts and no CUDA graphs")
+    add("--no-graphs", action="store_true", help="on a GPU: launch every kernel anew")
+    add("--no-compile", action="store_true", help="on a GPU: no compiled parts")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+TABLES = ("pair.previous", "pair.following", "model.embed_tokens.weight")
 MOMENTUM, DECAY, BETAS, EPSILON = 0.95, 0.01, (0.9, 0.95), 1e-8
 
 
@@ -30,11 +31,11 @@ def orthogonalise(update: Tensor) -> Tensor:
 
 
 class GraphOptimiser:
-    """Muon for hidden matrices; AdamW for norms, biases and the vocabulary tables of a pair head (those at half the rate)."""
+    """Muon for hidden matrices; AdamW for norms, biases and vocabulary tables (those at half the rate)."""
 
     def __init__(self, model: nn.Module, peak: float) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        tables = [p for n, p in named if n in ("pair.previous", "pair.following")]
+        tables = [p for n, p in named if n in TABLES]
         ids = {id(p) for p in tables}
         matrices = [p for _, p in named if p.ndim == 2 and id(p) not in ids]
         self.peak, self.parameters = peak, [p for _, p in named]
@@ -74,7 +75,7 @@ class GraphOptimiser:
         update = update * (-rate * 0.2 * math.sqrt(max(group[0].shape)))
         parameters: list[Tensor] = [*group]
         torch._foreach_mul_(parameters, 1 - rate * DECAY)
-        torch._foreach_add_(parameters, update.unbind(0))  # type: ignore[arg-type]
+        torch._foreach_add_(parameters, update.unbind(0))
 
     def _adamw(self, gradients: dict[int, Tensor], rate: Tensor) -> None:
         self.count += 1

@@ -53,15 +53,14 @@ class Run:
     def __init__(self, a: argparse.Namespace, seed: int, letters: list[str], starts: Starts, corpus: Corpus) -> None:
         self.a, self.seed, self.corpus, self.target = a, seed, corpus, starts.target
         scale, base, gpu = tap_scale(self.target, corpus, a), base_shape(a, self.target), self.target.device.type == "cuda"
-        self.fast = gpu and not a.plain
         self.learners = []
         for letter in letters:
             drafter = starts.build(arm_shape(ARMS[letter], base, a.head_rank), seed)
             drafter.tap_scale.copy_(scale)
             config = arm_objective(ARMS[letter])
-            objective = Objective(config, self.target.head, compiled=self.fast, candidates=config.refine)
+            objective = Objective(config, self.target.head, compiled=gpu and not a.no_compile, candidates=config.refine)
             self.learners.append(Learner(ARMS[letter], seed, drafter, objective, GraphOptimiser(drafter, a.lr)))
-        self.lock = LockStep(self.learners, self.target, scale, graph=self.fast)
+        self.lock = LockStep(self.learners, self.target, scale, graph=gpu and not a.no_graphs)
         self.step, self.steps, self.seconds = 0, a.steps, 0.0
         self.log: list[dict[str, Any]] = []
         self.marked: tuple[int, float] | None = None  # a step and when it was over, to tell the pace
@@ -151,9 +150,10 @@ def train(a: argparse.Namespace) -> None:
         return
     target = load_target(a.target, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     corpus = load_corpus(a.corpus)
-    if device.type == "cuda" and not a.plain:
-        _Attention.rotary = staticmethod(torch.compile(norm_rotate, dynamic=True))
+    if device.type == "cuda" and not a.no_compile:
         torch._dynamo.config.cache_size_limit = 64
+        torch._dynamo.config.specialize_float = True
+        _Attention.rotary = staticmethod(torch.compile(norm_rotate, dynamic=True))
     starts = Starts(target, a.rank)
     recorded = {name: str(value) if isinstance(value, Path) else value for name, value in vars(a).items() if name != "command"}
     usable = int((corpus.lengths <= max(a.widths)).sum())

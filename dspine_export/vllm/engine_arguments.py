@@ -15,7 +15,7 @@ from typing import Any
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.errors import DspineError
 from dspine_export.vllm import checks
-from dspine_export.vllm.requested_drafter import Requested, locate, read_drafter, requested
+from dspine_export.vllm.requested_drafter import Requested, locate, read_drafter, requested, require_codes
 from dspine_export.vllm.serving_config import ARCHITECTURE, HOST_METHOD, apply_keys, serving_keys
 
 _logger = logging.getLogger("vllm.dspine_export")
@@ -88,6 +88,8 @@ def _resolve(engine_args: Any, asked: Requested, target: Any, parallel: Any) -> 
     checks.check_pair(config, target)
     checks.check_parallelism(config, parallel, asked.options)
     checks.check_arguments(engine_args, asked.options, length)
+    if engine_args.load_format != "dummy":
+        require_codes(model)
     engine_args.spec_method = engine_args.spec_model = engine_args.spec_tokens = None
     engine_args.speculative_config = {
         **asked.options,

@@ -11,9 +11,11 @@ from dspine_export.checkpoint.bounded_json import read_json_object
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.checkpoint.load import CONFIG_FILE
 from dspine_export.checkpoint.parse_config import parse_config
+from dspine_export.checkpoint.tensor_files import open_directory
 from dspine_export.errors import CheckpointError, DspineError, UsageError
 from dspine_export.vllm.drafter_lookup import find_drafter, serving_directory
 from dspine_export.vllm.serving_config import HOST_METHOD, METHOD
+from dspine_export.vllm.weight_names import CODES, TOKEN_TABLE, canonical
 
 _FLAGS = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
 
@@ -92,6 +94,24 @@ def read_drafter(model: str, revision: str | None = None) -> DrafterConfig:
             "not a DSpine drafter", where=where, got=f"architectures {declared}", expected=f'["{DSPINE}"]', fix=fix
         )
     return parse_config(raw, where, {}, False, [])
+
+
+def require_codes(model: str) -> None:
+    """Refuse a local drafter whose transfer codes would have to be recomputed: a server does not do that.
+
+    Raises:
+        CheckpointError: neither codes nor a folded table, or damaged files.
+    """
+    if not Path(model).is_dir():
+        return
+    names = {canonical(name) for name in open_directory(Path(model))}
+    if not names & {CODES, TOKEN_TABLE}:
+        raise CheckpointError(
+            "the drafter stores no transfer_codes",
+            where=model,
+            expected=f"{CODES}, or {TOKEN_TABLE} in a directory built for vLLM",
+            fix=f"dspine-export build {model} --target-model TARGET --target vllm -o OUT, then serve with OUT",
+        )
 
 
 def _remote_config(model: str, revision: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,6 @@ def edited(tmp_path: Path) -> Edit:
 
 
 @pytest.fixture(autouse=True)
-def _no_registered_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_registered_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSPINE_DRAFTERS", str(tmp_path / "drafters.yaml"))
     monkeypatch.delenv("DSPINE_DRAFTER", raising=False)
-    yield

@@ -63,7 +63,7 @@ def _train_arguments(add: Callable[..., object]) -> None:
     add("--anchors", type=int, default=32, help="blocks per sequence")
     add("--lr", type=float, default=4e-3, help="peak learning rate, the same for every arm")
     add("--warmup", type=float, default=0.03, help="share of the run")
-    add("--widths", type=int, nargs="+", default=[256, 384, 512], help="padded lengths; longer sequences are left out")
+    add("--widths", type=int, nargs="+", default=[192, 256, 320, 384, 512, 704], help="padded lengths; longer sequences are left out")
     add("--layers", type=int, default=4)
     add("--intermediate-size", type=int, default=768)
     add("--block-size", type=int, default=8)

@@ -21,8 +21,8 @@ def extend_command_line(engine_args: Any) -> None:
         return
 
     @functools.wraps(original)
-    def add_cli_args(parser: Any) -> Any:
-        parser = original(parser)
+    def add_cli_args(*args: Any, **kwargs: Any) -> Any:
+        parser = original(*args, **kwargs)
         extend_parser(parser)
         return parser
 
@@ -31,7 +31,7 @@ def extend_command_line(engine_args: Any) -> None:
 
 def extend_parser(parser: Any) -> None:
     """Add the aliases and the method to the options of an ``argparse`` parser that has them."""
-    known = parser._option_string_actions  # argparse has no public way to add a name to an option
+    known = getattr(parser, "_option_string_actions", {})  # argparse has no public way to add a name to an option
     for option, alias in ALIASES.items():
         action = known.get(option)
         if action is None or alias in known:

@@ -32,15 +32,15 @@ def install() -> None:
     if getattr(engine_args, MARK, False):
         return
     setattr(engine_args, MARK, True)
-    extend_command_line(engine_args)
     try:
         release = require_release(vllm.__version__)
         _require_signatures(engine_args, vllm.__version__)
         _register_model()
     except Exception as error:  # whatever it is, it must reach the user who asks for dspine, and nobody else
         refuse_dspine(engine_args, str(error))
-        return
-    extend_engine_arguments(engine_args, functools.partial(check_hooks, release, vllm.__version__))
+    else:
+        extend_engine_arguments(engine_args, functools.partial(check_hooks, release, vllm.__version__))
+    extend_command_line(engine_args)
 
 
 def has_native_method() -> bool:

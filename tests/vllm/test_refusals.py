@@ -11,7 +11,7 @@ from .conftest import Configure, Edit
 
 
 def refused(configure: Configure, options: dict[str, Any], *words: str, **arguments: Any) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"\w") as caught:
         configure(options, **arguments)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{missing} not in:\n{caught.value}"

@@ -27,6 +27,8 @@ WORKER_HOOKS = (
     Hook(f"{_SPECULATOR}._sample_sequential", "(self, num_reqs, head_hidden)"),
     Hook("v1.worker.gpu.spec_decode.dspark.utils:load_dspark_model", "(target_model, vllm_config)"),
     Hook("v1.worker.gpu.spec_decode.eagle.eagle3_utils:get_eagle3_aux_layers_from_config", "(spec_config)"),
+    Hook("distributed.communication_op:tensor_model_parallel_all_gather", "(input_, dim=)"),
+    Hook("distributed.communication_op:tensor_model_parallel_all_reduce", "(input_)"),
     Hook(f"{_DFLASH}:DFlashQwen3Model.__init__", "(self, *, vllm_config, start_layer_id=, prefix=)"),
     Hook(f"{_DFLASH}:DFlashQwen3Model.forward", "(self, input_ids, positions, input_embeds=)"),
     Hook(f"{_DFLASH}:DFlashQwen3Model.embed_input_ids", "(self, input_ids)"),
@@ -40,7 +42,7 @@ WORKER_HOOKS = (
     Hook(f"{_DFLASH}:DFlashQwen3ForCausalLM.load_weights", "(self, weights)"),
     Hook(f"{_DFLASH}:DFlashQwen3ForCausalLM.get_draft_kv_cache_layer_names", "(self)"),
 )
-"""What `draft_model`, `proposal` and `walk_hook` rely on."""
+"""What `draft_model`, `target_head`, `proposal` and `walk_hook` rely on."""
 
 _OVERRIDE = "config.speculative:SpeculativeConfig._apply_composed_hf_override"
 _SCHEDULER = Hook(

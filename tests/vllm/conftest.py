@@ -1,4 +1,4 @@
-"""vLLM on a CPU (or on a GPU, where there is one): its environment variables, a tiny pair, and engine configurations made of it. Run by ``make test-vllm``."""
+"""vLLM on a CPU, or on a GPU where there is one: environment variables, a tiny pair, engine configurations. Run by ``make test-vllm``."""
 
 from __future__ import annotations
 

@@ -54,6 +54,18 @@ def method_of(drafter: Path) -> tuple[str, int]:
     return method, config["block_size"] - 1
 
 
+def served(drafter: Path, method: str, target: Path, folder: Path) -> Path:
+    """What vLLM loads: a DSpine checkpoint is written as ``build --target vllm`` writes it, everything else is taken as it is."""
+    if method != "dspine" or "sample_from_anchor" in json.loads((drafter / "config.json").read_text()):
+        return drafter
+    from dspine_export.checkpoint.load import open_checkpoint
+    from dspine_export.checkpoint.target import read_target
+    from dspine_export.vllm.files import write_files
+
+    folder.mkdir(exist_ok=True)
+    return write_files(folder, open_checkpoint(drafter), read_target(target), "bfloat16", str(target))
+
+
 def labels(drafters: list[Path]) -> dict[str, Path]:
     """A name for every drafter: its method, numbered from the second of its kind."""
     named: dict[str, Path] = {}
@@ -78,7 +90,8 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
     if name != ALONE:
         drafter = labels(a.drafter)[name]
         method, drafted = method_of(drafter)
-        speculative = {"method": method, "model": str(drafter), "num_speculative_tokens": drafted}
+        folder = served(drafter, method, a.target, a.out / f"served-{name}")
+        speculative = {"method": method, "model": str(folder), "num_speculative_tokens": drafted}
     started = time.perf_counter()
     options = {
         "model": str(a.target), "speculative_config": speculative, "dtype": a.dtype, "max_model_len": 2048,

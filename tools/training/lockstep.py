@@ -90,15 +90,17 @@ def ordered_batches(corpus: Corpus, size: int, seed: int, widths: Sequence[int],
     """
     generator = torch.Generator().manual_seed(seed)
     usable = (corpus.lengths <= max(widths)).nonzero()[:, 0]
+    if len(usable) < size:
+        raise SystemExit(f"{len(usable)} sequences fit into {max(widths)} tokens, a batch needs {size}")
     count = 0
     while True:
         order = usable[torch.randperm(len(usable), generator=generator)]
-        order = order[: max(size, len(order) // size * size)]
+        order = order[: len(order) // size * size]
         grouped = [chunk[corpus.lengths[chunk].argsort()] for chunk in order.split(32 * size)]
         parts = [part for chunk in grouped for part in chunk.split(size)]
         for index in torch.randperm(len(parts), generator=generator).tolist():
             count += 1
-            if count <= start or len(parts[index]) < size:
+            if count <= start:
                 continue
             longest = int(corpus.lengths[parts[index]].max())
             yield gather(corpus, parts[index].tolist(), torch.device("cpu"), min(w for w in widths if w >= longest))

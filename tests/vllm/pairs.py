@@ -27,7 +27,7 @@ def write_certain_pair(folder: Path) -> Pair:
     return Pair(target, drafter)
 
 
-def write_noisy_pair(folder: Path) -> Pair:
+def write_noisy_pair(folder: Path, top_k: int = BIGRAM_TOKENS - 8) -> Pair:
     """The same permutation under noise from every layer of both models: the target leaves it at one token in ten, its distribution is
     spread (best token 0.6), and about 40 % of the drafts are right, for reasons that include context and injection.
     """
@@ -39,7 +39,7 @@ def write_noisy_pair(folder: Path) -> Pair:
     }
     known = _open_gates() | gates
     known |= {"injection.bias": torch.full((RANK,), 2.0), "injection.writes.0.weight": 50 * to_embedding}
-    return Pair(target, _write_drafter(folder, target, lm_head, known, 0.1, BIGRAM_TOKENS - 8))
+    return Pair(target, _write_drafter(folder, target, lm_head, known, 0.1, top_k))
 
 
 def _write_target(folder: Path, layer_scale: float, peak: float) -> tuple[Path, Tensor, Tensor]:

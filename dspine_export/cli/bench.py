@@ -28,6 +28,7 @@ def bench(
         str, typer.Option(metavar="N,N", help="Batch sizes at which torch.compile is timed, at the first context.")
     ] = "1,32",
     stages: Annotated[bool, typer.Option(help="Take our pass apart, at the first context.")] = True,
+    fp8: Annotated[bool, typer.Option(help="Time our pass with float8 weights as well, at the first context.")] = True,
     seconds: Annotated[float, typer.Option(help="Begin no cell after so long.")] = 1800.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON report here.")] = None,
     as_json: AsJson = False,
@@ -44,6 +45,7 @@ def bench(
             naive=naive,
             compile_batches=_numbers("--compile-batches", compile_batches) if compile_batches else (),
             stages=stages,
+            fp8=fp8,
             seconds=seconds,
         )
         report = run_benchmark(request, console.note)

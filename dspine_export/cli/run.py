@@ -42,6 +42,9 @@ def run(
         str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on the CPU, else bfloat16")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    weights: Annotated[
+        str, typer.Option(help="full, or fp8: the torch executor on a GPU drafts with rounded matrices.")
+    ] = "full",
     compare: Annotated[
         bool, typer.Option("--compare", help="Generate with the target alone as well; exit 6 unless equal.")
     ] = False,
@@ -61,7 +64,7 @@ def run(
             raise UsageError("Only greedy output can be compared token for token", where="--compare", got=temperature)
         settings = Settings(max_new_tokens, temperature, top_p, seed)
         text = _read_prompt(console) if prompt == "-" else prompt
-        session = open_session(RunRequest(source, target_model, executor, dtype, device), console)
+        session = open_session(RunRequest(source, target_model, executor, dtype, device, weights), console)
         outcome = run_pair(session, text, settings, chat=not raw, system=system, write=console.write)
         console.write("\n")
         found = None

@@ -30,6 +30,7 @@ class RunRequest:
         source: a bundle or a drafter checkpoint. target_model: the target's Hugging Face directory.
         executor: None for ``onnxruntime`` with a bundle on the CPU, else ``torch``.
         dtype: None for float32 on the CPU, bfloat16 elsewhere.
+        weights: ``full`` or ``fp8``, see `open_executor`.
     """
 
     source: Path
@@ -37,6 +38,7 @@ class RunRequest:
     executor: str | None = None
     dtype: str | None = None
     device: str = "cpu"
+    weights: str = "full"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def open_session(request: RunRequest, progress: Progress) -> Session:
         taps = pair.checkpoint.config.target_layer_ids
         target = open_target(request.target_model, taps, dtype=dtype, device=request.device)
     with progress.stage("drafter", name):
-        executor = open_executor(name, request.source, target.embed_tokens, target.lm_head)
+        tables = target.embed_tokens, target.lm_head
+        executor = open_executor(name, request.source, *tables, weights=request.weights)
     return Session(target, executor, tokenizer)
 
 

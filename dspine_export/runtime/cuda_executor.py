@@ -9,7 +9,6 @@ One executor belongs to one thread. On the CPU, under Triton's interpreter, the 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from torch import Tensor
 from dspine_export.errors import UsageError
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.output import DraftOutput
-from dspine_export.model.rope import rotary_tables
 from dspine_export.runtime.batch_buckets import batch_bucket, token_bucket
 from dspine_export.runtime.captured_pass import CapturedPass, upload, upload_list
 from dspine_export.runtime.cuda_arguments import check_append, check_draft, host_counts
-from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
-from dspine_export.runtime.packed_weights import PackedDrafter, pack
+from dspine_export.runtime.kernel_pass import CacheView
+from dspine_export.runtime.pass_factory import PassFactory, WeightFormat
 from dspine_export.runtime.slot_pool import SPARE, Slot, SlotPool
 from dspine_export.runtime.slot_rows import Rows, row_list
 
@@ -60,17 +58,20 @@ class CudaExecutor:
     """A `DrafterExecutor` over `kernel_pass`; dtype and device are those of the tensors the drafter was bound to.
 
     Values that only the device knows are not checked there: counts and anchors are clamped to what cannot fault.
+
+    Args:
+        weights: ``fp8`` rounds the large matrices (`fp8_weights`).
     """
 
     name = "torch"
     max_context: int | None = None
     max_batch: int | None = None
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, weights: WeightFormat = "full") -> None:
         self.config = drafter.config
         self._device = drafter.embed_tokens.device
         self._pool = SlotPool(self.config, drafter.embed_tokens)
-        self._weights = pack(drafter, self._positions)
+        self._passes = PassFactory(drafter, self._positions, weights)
         self._generation = self._pool.generation
         self._drafts: dict[int, _Draft] = {}
         self._appends: dict[tuple[int, int], _Append] = {}
@@ -98,7 +99,7 @@ class CudaExecutor:
         while start < total:
             tokens = token_bucket(total - start, self.config.block_size, bucket, MAX_APPEND_ROWS)
             if (bucket, tokens) not in self._appends:
-                self._appends[bucket, tokens] = _Append(self, bucket, tokens)
+                self._appends[bucket, tokens] = _Append(self._passes, self.view(), bucket, tokens)
             self._appends[bucket, tokens].run(slots, target_hidden[:, start : start + tokens], counts, start)
             start += tokens
 
@@ -112,7 +113,7 @@ class CudaExecutor:
         self._refresh()
         bucket = batch_bucket(len(slots))
         if bucket not in self._drafts:
-            self._drafts[bucket] = _Draft(self, bucket)
+            self._drafts[bucket] = _Draft(self._passes, self.view(), bucket)
         return self._drafts[bucket].run(slots, anchor_ids, temperature, uniforms)
 
     @torch.no_grad()
@@ -145,10 +146,6 @@ class CudaExecutor:
         """The pool as the passes read it."""
         return CacheView(self._pool.keys, self._pool.values, self._pool.lengths)
 
-    @property
-    def weights(self) -> PackedDrafter:
-        return self._weights
-
     def _refresh(self) -> None:
         """Drops what was captured over a pool that has moved; longer contexts also need longer rotation tables."""
         if self._generation == self._pool.generation:
@@ -156,15 +153,7 @@ class CudaExecutor:
         self._drafts.clear()
         self._appends.clear()
         self._generation = self._pool.generation
-        if self._weights.cos.shape[0] < self._positions:
-            positions = torch.arange(self._positions, device=self._device).unsqueeze(0)
-            config, like = self.config, self._weights.embed_tokens
-            halves = config.head_dim // 2
-            cos, sin = (
-                table[0, 0, :, :halves].contiguous()
-                for table in rotary_tables(positions, config.head_dim, config.rope_theta, like.dtype)
-            )
-            self._weights = replace(self._weights, cos=cos, sin=sin)
+        self._passes.reach(self._positions)
 
 
 class _Rows:
@@ -188,10 +177,10 @@ class _Rows:
 class _Append:
     """The captured append of `tokens` rows for up to `batch` sequences."""
 
-    def __init__(self, executor: CudaExecutor, batch: int, tokens: int) -> None:
-        self._pass = ContextPass(executor.config, executor.weights, executor.view(), tokens, batch)
+    def __init__(self, passes: PassFactory, cache: CacheView, batch: int, tokens: int) -> None:
+        self._pass = passes.append(cache, tokens, batch)
         self._rows = _Rows(self._pass.slots)
-        self._captured = CapturedPass(self._pass.launch, executor.weights.fc.device)
+        self._captured = CapturedPass(self._pass.launch, passes.device)
 
     def run(self, slots: tuple[int, ...], hidden: Tensor, counts: Tensor, start: int) -> None:
         """hidden [N, T, A*d] are rows `start` and on of an append of counts[n] rows."""
@@ -208,12 +197,12 @@ class _Append:
 class _Draft:
     """The captured draft pass of up to `batch` sequences."""
 
-    def __init__(self, executor: CudaExecutor, batch: int) -> None:
-        self._pass = DraftPass(executor.config, executor.weights, executor.view(), batch)
+    def __init__(self, passes: PassFactory, cache: CacheView, batch: int) -> None:
+        self._pass = passes.draft(cache, batch)
         self._rows = _Rows(self._pass.slots)
-        self._last_id = executor.config.vocab_size - 1
-        self._dspine = executor.config.is_dspine
-        self._captured = CapturedPass(self._pass.launch, executor.weights.fc.device)
+        self._last_id = passes.config.vocab_size - 1
+        self._dspine = passes.config.is_dspine
+        self._captured = CapturedPass(self._pass.launch, passes.device)
 
     def run(self, slots: tuple[int, ...], anchor_ids: Tensor, temperature: Tensor, uniforms: Tensor) -> DraftOutput:
         buffers, n = self._pass, len(slots)

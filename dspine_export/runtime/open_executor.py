@@ -28,7 +28,9 @@ def drafter_folder(source: Path) -> Path:
     return source / DRAFTER_FOLDER if is_bundle(source) else source
 
 
-def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor) -> DrafterExecutor:
+def open_executor(
+    name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor, *, weights: str = "full"
+) -> DrafterExecutor:
     """A drafter bound to its target's two matrices.
 
     Args:
@@ -36,15 +38,22 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
             ``eager`` (the eager model anywhere), ``onnxruntime`` or ``tensorrt`` (bundle only).
         source: a drafter checkpoint, or a bundle made of one.
         embed_tokens, lm_head: the target's [V', d]; rows beyond the drafter's vocabulary (padding) are left out.
+        weights: ``full``, or ``fp8`` to draft with rounded matrices (executor torch on a GPU, bfloat16).
 
     Raises:
-        UsageError: unknown name, or a checkpoint where a bundle is needed.
+        UsageError: unknown name, weights that it cannot read, or a checkpoint where a bundle is needed.
         CheckpointError, DependencyError, VerificationError: the drafter, or what must run it, is unfit.
     """
     if name not in EXECUTORS:
         raise UsageError("Unknown drafter executor", got=name, expected=", ".join(EXECUTORS))
+    if weights not in ("full", "fp8"):
+        raise UsageError("Unknown weight format", where="weights", got=weights, expected="full or fp8")
+    if weights == "fp8" and (name != "torch" or embed_tokens.device.type != "cuda"):
+        raise UsageError(
+            "Only the torch executor on a GPU drafts with float8 weights", where="weights", got=f"executor {name}"
+        )
     if name in ("torch", "eager"):
-        return _open_torch(drafter_folder(source), embed_tokens, lm_head, kernels=name == "torch")
+        return _open_torch(drafter_folder(source), embed_tokens, lm_head, weights, kernels=name == "torch")
     if not is_bundle(source):
         fix = "compile it first (dspine-export build), or use the torch executor"
         raise UsageError(f"Executor {name} runs compiled bundles", got=source, expected="a bundle", fix=fix)
@@ -63,7 +72,7 @@ def open_executor(name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor
     return open_tensorrt(bundle, config, embed_tokens, lm_head)
 
 
-def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, *, kernels: bool) -> DrafterExecutor:
+def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, weights: str, *, kernels: bool) -> DrafterExecutor:
     from dspine_export.runtime.torch_executor import TorchExecutor
 
     loaded = load_checkpoint(folder)
@@ -71,10 +80,13 @@ def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, *, kernels:
     drafter = loaded.bind(embed_tokens=embed_tokens[:rows], lm_head=lm_head[:rows])
     if kernels and embed_tokens.device.type == "cuda":
         obstacle = kernel_obstacle(loaded.config, embed_tokens.dtype)
+        if weights == "fp8" and (obstacle is not None or embed_tokens.dtype != torch.bfloat16):
+            got = obstacle or f"a target in {embed_tokens.dtype}"
+            raise UsageError("Float8 weights need our kernels in bfloat16", where="weights", got=got)
         if obstacle is None:
             from dspine_export.runtime.cuda_executor import CudaExecutor
 
-            return CudaExecutor(drafter)
+            return CudaExecutor(drafter, "fp8" if weights == "fp8" else "full")
         warnings.warn(
             f"The eager model drafts, which is slower than the kernels: {obstacle}", DspineWarning, stacklevel=3
         )

@@ -18,6 +18,7 @@ from dspine_export.runtime.bench.naive import compiled, naive_pass
 from dspine_export.runtime.bench.timing import call_us, capture, replay_us
 from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
 from dspine_export.runtime.packed_weights import PackedDrafter
+from dspine_export.runtime.pass_factory import PassFactory
 
 # Device memory the pass itself needs beyond the cache, in units of the logits' size: float32 and bfloat16 logits, activations.
 WORKSPACE_LOGITS = 3
@@ -36,6 +37,7 @@ class Cell:
     naive: bool = True
     compile: bool = False
     stages: bool = False
+    fp8: bool = False
 
 
 class Row(dict[str, Any]):
@@ -72,6 +74,12 @@ def measure_cell(cell: Cell, drafter: Drafter, packed: PackedDrafter, ceilings: 
         if cell.naive:
             _naive(cell, row, drafter, state, anchors, tokens)
         row[f"append_{config.block_size}"] = _append_us(drafter, packed, state)
+    if cell.fp8 and "ours" in row:
+        with row.measuring("ours_fp8"):
+            passes = PassFactory(drafter, cell.context + 2 * config.block_size, "fp8")
+            draft = passes.draft(CacheView(state.keys, state.values, state.lengths), cell.batch)
+            row["ours_fp8"] = replay_us(capture(draft.launch))
+            row["floor_fp8"] = floor_us(config, cell.batch, cell.context, ceilings, weight_bytes=1)
     return row
 
 

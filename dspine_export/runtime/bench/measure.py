@@ -21,7 +21,7 @@ class BenchRequest:
         source: a drafter checkpoint or bundle whose shapes are taken (weights are random); None: Qwen3-8B's drafter. A bundle's engine is
             measured as well.
         naive: time the eager model in a CUDA graph too. compile_batches: batch sizes at which torch.compile is tried, at the first context.
-        stages: take our pass apart, at the first context.
+        stages: take our pass apart, at the first context. fp8: time it with float8 weights, at the first context.
         seconds: no cell is begun after so long.
     """
 
@@ -31,6 +31,7 @@ class BenchRequest:
     naive: bool = True
     compile_batches: tuple[int, ...] = (1, 32)
     stages: bool = True
+    fp8: bool = True
     seconds: float = 1800.0
 
 
@@ -122,7 +123,8 @@ def _rows(
             for batch in request.batches:
                 first = context == request.contexts[0]
                 compile_too = first and request.naive and batch in request.compile_batches
-                cell = cells.Cell(kind, batch, context, request.naive, compile_too, request.stages and first)
+                stages, fp8 = request.stages and first, request.fp8 and first
+                cell = cells.Cell(kind, batch, context, request.naive, compile_too, stages, fp8)
                 if time.monotonic() > deadline:
                     yield cells.Row(kind=kind, batch=batch, context=context, skipped={"all": "out of time"})
                     continue

@@ -1,0 +1,70 @@
+"""The passes of one drafter: its packed weights, and draft and append passes over any cache and batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dspine_export.model.drafter import Drafter
+from dspine_export.model.rope import rotary_tables
+from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
+from dspine_export.runtime.packed_weights import PackedDrafter, pack
+
+if TYPE_CHECKING:
+    from dspine_export.runtime.fp8_weights import Scales
+
+WeightFormat = Literal["full", "fp8"]
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
+
+
+class PassFactory:
+    """Makes passes. The drafter's own module is not kept: merged matrices are copies, and its originals may be freed.
+
+    Args:
+        positions: longest context plus one block that the rotation tables must reach.
+        weights: ``full`` reads the drafter as it is, ``fp8`` a rounded copy (`fp8_weights`).
+    """
+
+    def __init__(self, drafter: Drafter, positions: int, weights: WeightFormat = "full") -> None:
+        self.config = drafter.config
+        packed = pack(drafter, positions)
+        self._fp8: tuple[Tensor, Scales] | None = None
+        self._drafting = self._appending = packed
+        if weights == "fp8":
+            from dspine_export.runtime.fp8_weights import context_weights, quantise_drafter
+
+            self._drafting, head, scales = quantise_drafter(packed)
+            self._appending, self._fp8 = context_weights(packed), (head, scales)
+
+    @property
+    def device(self) -> torch.device:
+        return self._appending.fc.device
+
+    def draft(self, cache: CacheView, batch: int) -> DraftPass:
+        """A draft pass for `batch` sequences of `cache`."""
+        if self._fp8 is None:
+            return DraftPass(self.config, self._drafting, cache, batch)
+        from dspine_export.runtime.fp8_weights import Fp8DraftPass
+
+        return Fp8DraftPass(self.config, self._drafting, *self._fp8, cache, batch)
+
+    def append(self, cache: CacheView, tokens: int, batch: int) -> ContextPass:
+        """An append of up to `tokens` rows to each of `batch` sequences of `cache`."""
+        return ContextPass(self.config, self._appending, cache, tokens, batch)
+
+    def reach(self, positions: int) -> None:
+        """Longer rotation tables, for passes made from now on."""
+        if self._appending.cos.shape[0] >= positions:
+            return
+        config, half = self.config, self.config.head_dim // 2
+        at = torch.arange(positions, device=self.device).unsqueeze(0)
+        tables = rotary_tables(at, config.head_dim, config.rope_theta, self._appending.embed_tokens.dtype)
+        cos, sin = (table[0, 0, :, :half].contiguous() for table in tables)
+        self._drafting, self._appending = (_turned(packed, cos, sin) for packed in (self._drafting, self._appending))
+
+
+def _turned(packed: PackedDrafter, cos: Tensor, sin: Tensor) -> PackedDrafter:
+    return replace(packed, cos=cos, sin=sin)

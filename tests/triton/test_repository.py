@@ -22,7 +22,7 @@ from dspine_export.recipes.schema import Profile
 from dspine_export.triton import contract, model_config
 from dspine_export.triton.options import FLAVORS, RepositoryOptions
 
-from .conftest import Invoke, Served
+from .conftest import ROOT, Invoke, Served
 
 EVERYTHING = [f"--flavor={flavor}" for flavor in ("dspine", "llmapi", "vllm")]
 
@@ -391,3 +391,11 @@ def test_build_writes_a_repository_into_its_bundle(tiny: Served, tmp_path: Path,
     assert open_bundle(output / "bundle", check_hashes=True)
     refused = invoke("build", "--resume", bundle, "--triton")
     assert (refused.code, "triton" in refused.err) == (2, True)
+
+
+def test_readme_command(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    """The README's own line, with its three names filled in."""
+    (line,) = re.findall(r"^dspine-export (triton-repo .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    names = {"OUT": str(tiny.bundle), "TARGET": str(tiny.target), "REPOSITORY": str(tmp_path / "r")}
+    assert invoke(*(names.get(word, word) for word in line.split())).code == 0
+    assert (tmp_path / "r" / "launch.sh").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.checkpoint.load import Checkpoint, check_finite, open_checkpoint
-from dspine_export.errors import CheckpointError, DspineWarning
+from dspine_export.errors import CheckpointError, DspineWarning, UsageError
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.drafter_model import DrafterModel
 from dspine_export.model.transfer import GRAM_TOLERANCE, gram_difference, recompute_codes
@@ -57,8 +58,12 @@ def load_checkpoint(path: str | Path) -> LoadedCheckpoint:
     """Opens and fully validates a drafter checkpoint directory. See `checkpoint.load` for the layouts.
 
     Raises:
-        CheckpointError: missing, damaged or unsupported.
+        UsageError: not a path. CheckpointError: missing, damaged or unsupported.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(
+            "load_checkpoint needs a path", got=repr(path)[:200], expected="the directory of a drafter checkpoint"
+        )
     return LoadedCheckpoint(open_checkpoint(Path(path)))
 
 
@@ -86,8 +91,10 @@ def resolve_codes(checkpoint: Checkpoint, lm_head: Tensor, *, check: bool = True
 
 
 def warn_of_foreign_codes(codes: Tensor, lm_head: Tensor) -> None:
-    """Warns when stored codes [V, r] were not derived from this head [V, d]; costs one eigendecomposition."""
-    difference = gram_difference(codes, lm_head)
+    """Warns when stored codes [V, r] were not derived from this head [V, d]; costs one eigendecomposition, two where they differ."""
+    difference = gram_difference(codes, lm_head, quick=True)
+    if not difference <= GRAM_TOLERANCE / 2:  # what is said about a drafter is computed exactly
+        difference = gram_difference(codes, lm_head)
     if not difference <= GRAM_TOLERANCE:
         warnings.warn(
             f"transfer_codes do not belong to this lm_head (Gram matrices differ by {difference:.3g}): the drafter was most likely "

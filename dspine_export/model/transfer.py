@@ -35,9 +35,21 @@ def transfer_codes(lm_head: Tensor, rank: int) -> Tensor:
         CheckpointError: rank exceeds the rank of the head's scatter matrix.
     """
     mean, scatter = _moments(lm_head)
+    eigenvalues, vectors = _leading_directions(scatter, rank)
+    signs = torch.sign(vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True)))
+    projection = vectors * signs / eigenvalues.sqrt()
+    codes = torch.empty(lm_head.shape[0], rank, dtype=torch.float32)
+    for start in range(0, lm_head.shape[0], CHUNK_ROWS):
+        rows = (_unit_rows(lm_head[start : start + CHUNK_ROWS]) - mean) @ projection
+        codes[start : start + CHUNK_ROWS] = rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return codes
+
+
+def _leading_directions(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The `rank` largest eigenvalues of [d, d], descending, and their eigenvectors [d, rank]."""
     eigenvalues, vectors = torch.linalg.eigh(scatter)
     eigenvalues, vectors = eigenvalues.flip(0)[:rank], vectors.flip(1)[:, :rank]
-    floor = float(eigenvalues[0]) * torch.finfo(torch.float64).eps * scatter.shape[0]
+    floor = float(eigenvalues[0]) * torch.finfo(scatter.dtype).eps * scatter.shape[0]
     if rank > scatter.shape[0] or float(eigenvalues[-1]) <= floor:
         raise CheckpointError(
             "The transfer space has fewer dimensions than transfer_rank asks for",
@@ -46,13 +58,7 @@ def transfer_codes(lm_head: Tensor, rank: int) -> Tensor:
             expected="every kept eigenvalue of the head's scatter matrix above 0",
             fix="check that --target-model is the model this drafter was trained for",
         )
-    signs = torch.sign(vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True)))
-    projection = vectors * signs / eigenvalues.sqrt()
-    codes = torch.empty(lm_head.shape[0], rank, dtype=torch.float32)
-    for start in range(0, lm_head.shape[0], CHUNK_ROWS):
-        rows = (_unit_rows(lm_head[start : start + CHUNK_ROWS]) - mean) @ projection
-        codes[start : start + CHUNK_ROWS] = rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-    return codes
+    return eigenvalues, vectors
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
@@ -109,17 +115,37 @@ def probe_error(codes: Tensor, token_ids: Sequence[int], components: Sequence[Se
     return float((codes[list(token_ids), : expected.shape[1]].double() - expected).abs().max())
 
 
-def gram_difference(codes: Tensor, lm_head: Tensor, sample: int = GRAM_SAMPLE) -> float:
+def gram_difference(codes: Tensor, lm_head: Tensor, sample: int = GRAM_SAMPLE, *, quick: bool = False) -> float:
     """Largest difference between the Gram matrices of stored and recomputed codes on sampled tokens; basis-free.
 
     codes [V, r], lm_head [V, d]. Small (below `GRAM_TOLERANCE`) when the codes belong to this head, infinite for a head whose
-    scatter has not even r dimensions.
+    scatter has not even r dimensions. Only sampled rows are projected: a Gram matrix needs no others and no canonical signs.
+
+    Args:
+        quick: moments in one pass and eigenvectors in float32, on the head's device. Its errors can only add to the difference, so
+            a small one settles the matter.
     """
+    mean, scatter = _quick_moments(lm_head) if quick else _moments(lm_head)
     try:
-        own = transfer_codes(lm_head, codes.shape[1])
+        eigenvalues, vectors = _leading_directions(scatter, codes.shape[1])
     except CheckpointError:
         return float("inf")
     rows = torch.linspace(0, codes.shape[0] - 1, min(sample, codes.shape[0])).long()
-    stored = codes[rows].detach().to("cpu", torch.float64)
-    own = own[rows].double()
+    projection = (vectors / eigenvalues.sqrt()).to("cpu", torch.float64)
+    own = (_unit_rows(lm_head[rows.to(lm_head.device)]) - mean.cpu()) @ projection
+    own /= own.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    stored = codes[rows.to(codes.device)].detach().to("cpu", torch.float64)
     return float((stored @ stored.T - own @ own.T).abs().max())
+
+
+def _quick_moments(lm_head: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [d] float64 and centred scatter [d, d] float32 of the unit rows, on the head's device; sums of chunks in float64."""
+    vocab, d = lm_head.shape
+    mean, scatter = (torch.zeros(size, dtype=torch.float64, device=lm_head.device) for size in ((d,), (d, d)))
+    for rows in lm_head.detach().split(CHUNK_ROWS):
+        unit = rows.float()
+        unit /= unit.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+        mean += unit.sum(0, dtype=torch.float64)
+        scatter += unit.T @ unit
+    mean /= vocab
+    return mean, (scatter - vocab * torch.outer(mean, mean)).float()

@@ -213,3 +213,15 @@ def test_drafter_weights_that_are_not_finite(tmp_path: Path) -> None:
 def test_missing_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(DspineError):
         load_checkpoint(f"{tmp_path}/nothing")
+
+
+@pytest.mark.parametrize("path", [None, 7, b"drafter", {"path": "drafter"}])
+def test_not_a_path(path: object) -> None:
+    with pytest.raises(UsageError, match="needs a path"):
+        load_checkpoint(path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000])
+def test_path_that_cannot_be(path: str) -> None:
+    with pytest.raises(DspineError):
+        load_checkpoint(path)

@@ -88,6 +88,34 @@ def test_gram_difference_is_basis_free_and_notices_another_head(head: torch.Tens
     assert gram_difference(codes, torch.zeros(120, 24)) == float("inf")
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_quick_difference_of_golden_codes(case: str) -> None:
+    """Far below half the tolerance, in float32 and bfloat16 heads alike, so that the exact one is needed for foreign heads only."""
+    codes, head = golden_drafter(case).model.transfer_codes, golden_io(case)["lm_head.weight"]
+    assert codes is not None
+    quick = gram_difference(codes, head, quick=True)
+    assert quick < 1e-3
+    assert abs(quick - gram_difference(codes, head)) < 1e-3
+    other = torch.randn(head.shape, generator=torch.Generator().manual_seed(3))
+    assert gram_difference(codes, other, quick=True) > 0.1
+    assert gram_difference(codes, torch.zeros_like(head), quick=True) == float("inf")
+
+
+def test_warning_quotes_the_exact_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick difference above half the tolerance is settled in float64: it alone decides."""
+    from dspine_export.model import loading
+
+    codes, head = golden_drafter("b8_gqa").model.transfer_codes, golden_io("b8_gqa")["lm_head.weight"]
+    assert codes is not None
+    monkeypatch.setattr(loading, "gram_difference", lambda *rest, quick=False: 0.015 if quick else 0.019)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loading.warn_of_foreign_codes(codes, head)
+    monkeypatch.setattr(loading, "gram_difference", lambda *rest, quick=False: 0.015 if quick else 0.0211)
+    with pytest.warns(UserWarning, match=r"differ by 0\.0211"):
+        loading.warn_of_foreign_codes(codes, head)
+
+
 def test_probe(head: torch.Tensor) -> None:
     codes = transfer_codes(head, 12)
     config = declared(codes, (0, 7, 119), 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 from dspine_export.doctor.check import Check, Status
@@ -62,17 +63,12 @@ def check_plugins() -> list[Check]:
 
 
 def check_tritonserver() -> list[Check]:
-    """The tritonserver program."""
-    path = shutil.which("tritonserver")
+    """The tritonserver program, where the generated launch.sh would look for it, and what its Python backend needs."""
+    home = os.environ.get("TRITON_HOME", "/opt/tritonserver")
+    path = shutil.which("tritonserver", path=os.pathsep.join((f"{home}/bin", os.environ.get("PATH", ""))))
     if path is None:
-        return [
-            Check(
-                "tritonserver",
-                "absent",
-                "not on PATH",
-                "not needed: there is no adapter for Triton Inference Server yet",
-            )
-        ]
+        fix = "serve in NVIDIA's container, or set TRITON_HOME to where the server is; triton-repo works without"
+        return [Check("tritonserver", "absent", f"not in {home}/bin and not on PATH", fix)]
     return [Check("tritonserver", "ok", path)]
 
 

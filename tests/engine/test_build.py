@@ -18,6 +18,7 @@ pytest.importorskip("tensorrt_rtx")
 from dspine_export.errors import BuildError, DependencyError, OutputError, UsageError
 from dspine_export.lowering.engine import EngineReport, ProfileSpec, Range, build_engines, memory
 from dspine_export.lowering.engine.callbacks import PlanSink
+from tests.engine import graphs
 from tests.engine.graphs import SPEC, context_graph, draft_graph, operator_graph
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,22 @@ def test_every_weight_is_in_the_plan(tmp_path: Path, dtype: str) -> None:
         for name, raw in weights.items():
             assert raw in plan, f"{entry}: {name}"
             assert raw not in other, f"{name} of {entry} is in the other plan"
+
+
+@pytest.mark.parametrize("size", [8, 257])
+def test_head_size_without_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], size: int
+) -> None:
+    """The builder itself would print an internal error; float32 takes any size."""
+    monkeypatch.setattr(graphs, "HEAD_DIM", size)
+    write_graphs(tmp_path, "bfloat16")
+    with pytest.raises(BuildError, match=f"head_dim {size}") as raised:
+        build(tmp_path)
+    assert "9 to 256" in str(raised.value)
+    assert "--dtype float32" in str(raised.value)
+    assert "Internal Error" not in "".join(capfd.readouterr())
+    write_graphs(tmp_path, "float32")
+    assert build(tmp_path).folder.is_dir()
 
 
 def test_report_and_layout(tmp_path: Path) -> None:

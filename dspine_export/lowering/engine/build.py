@@ -29,6 +29,8 @@ from dspine_export.lowering.engine.target import Target, resolve_target
 from dspine_export.lowering.engine.weights import MappedWeights
 
 Progress = Callable[[str], None]
+RTX_HEAD_SIZES = range(9, 257)
+"""What TensorRT-RTX 1.7.1 fuses, found by trying; attention in float32 is decomposed and takes any size."""
 
 
 def build_engines(
@@ -70,6 +72,8 @@ def build_engines(
     backend = open_backend(builder)
     target = resolve_target(backend.name, backend.version, backend.module, compute_capability)
     graphs = [load_graph(onnx_dir / f"{entry}.onnx", profile) for entry in ENTRIES]
+    for graph in graphs:
+        _check_head_size(backend, graph)
     _load_plugins(backend, graphs, plugin_library)
     check_memory(max(graph.weight_bytes for graph in graphs), what=f"the engine with {backend}")
 
@@ -150,6 +154,20 @@ def _report(
         profiles=graph.profiles,
         warnings=tuple(dict.fromkeys(backend.log.warnings)),
     )
+
+
+def _check_head_size(backend: Backend, graph: EngineGraph) -> None:
+    """Said before the build, whose own refusal is an internal error on standard error."""
+    if backend.name != "tensorrt-rtx" or graph.head_size is None or not graph.fused_attention:
+        return
+    if graph.head_size not in RTX_HEAD_SIZES:
+        raise BuildError(
+            f"{backend} has no attention kernel for this head size in half precision",
+            where=graph.path,
+            got=f"head_dim {graph.head_size}",
+            expected=f"{RTX_HEAD_SIZES[0]} to {RTX_HEAD_SIZES[-1]}, or any size in float32",
+            fix="build with --dtype float32, or stop before the engine with --stop-after onnx",
+        )
 
 
 def _load_plugins(backend: Backend, graphs: list[EngineGraph], library: Path | None) -> None:

@@ -38,6 +38,7 @@ class EngineGraph:
         weight_bytes: bytes of all initialisers, the estimate of the plan.
         plugin_nodes: (operator, node name) of every ``dspine`` node.
         profiles: shapes of the runtime inputs.
+        fused_attention: attention nodes left to a fused kernel, those in half precision.
     """
 
     entry: str
@@ -47,6 +48,12 @@ class EngineGraph:
     weight_bytes: int
     plugin_nodes: tuple[tuple[str, str], ...]
     profiles: tuple[InputProfile, ...]
+    fused_attention: int = 0
+
+    @property
+    def head_size(self) -> int | None:
+        """Size of an attention head as the cache input says it; None for a graph without one."""
+        return next((shapes.max[-1] for shapes in self.profiles if shapes.name == "keys"), None)
 
 
 def load_graph(path: Path, spec: ProfileSpec) -> EngineGraph:
@@ -63,7 +70,8 @@ def load_graph(path: Path, spec: ProfileSpec) -> EngineGraph:
     size = weight_bytes(model)
     mark_decomposable_attention(model)
     strip_operator_bodies(model)
-    return EngineGraph(path.stem, path, model.SerializeToString(), weights, size, nodes, profiles)
+    fused = sum(node.op_type == "Attention" and not _is_decomposable(node) for node in _nodes(model.graph))
+    return EngineGraph(path.stem, path, model.SerializeToString(), weights, size, nodes, profiles, fused)
 
 
 def strip_operator_bodies(model: onnx.ModelProto) -> int:
@@ -82,7 +90,7 @@ def mark_decomposable_attention(model: onnx.ModelProto) -> int:
     pending = [
         node
         for node in _nodes(model.graph)
-        if (node.domain, node.op_type) == ("", "Attention") and all(a.name != _DECOMPOSABLE for a in node.attribute)
+        if (node.domain, node.op_type) == ("", "Attention") and not _is_decomposable(node)
     ]
     if not pending:
         return 0
@@ -93,6 +101,10 @@ def mark_decomposable_attention(model: onnx.ModelProto) -> int:
     for node in changed:
         node.attribute.append(onnx.helper.make_attribute(_DECOMPOSABLE, 1))
     return len(changed)
+
+
+def _is_decomposable(node: onnx.NodeProto) -> bool:
+    return any(attribute.name == _DECOMPOSABLE for attribute in node.attribute)
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:

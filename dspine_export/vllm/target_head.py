@@ -82,9 +82,11 @@ class TargetHead:
         """The best K of every rank's best K; ranks hold ascending ids, so a stable sort settles ties as one rank would."""
         if self.shards == 1:
             return ids
-        values, ids = self.gather(logits.gather(-1, ids)), self.gather(ids + self.first)
-        order = values.sort(dim=-1, descending=True, stable=True).indices
-        return ids.gather(-1, order[..., : ids.shape[-1] // self.shards])
+        # One collective of one type: vocabulary ids are exact in float32.
+        best = torch.cat((logits.gather(-1, ids), (ids + self.first).float()), dim=-1)
+        values, every = self.gather(best).unflatten(-1, (self.shards, 2, -1)).unbind(-2)  # 2 x [N, T, shards, K]
+        order = values.flatten(-2).sort(dim=-1, descending=True, stable=True).indices
+        return every.flatten(-2).gather(-1, order[..., : ids.shape[-1]]).long()
 
     def score_pairs(
         self,

@@ -144,7 +144,7 @@ def _quick_moments(lm_head: Tensor) -> tuple[Tensor, Tensor]:
     mean, scatter = (torch.zeros(size, dtype=torch.float64, device=lm_head.device) for size in ((d,), (d, d)))
     for rows in lm_head.detach().split(CHUNK_ROWS):
         unit = rows.float()
-        unit /= unit.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+        unit = unit / unit.norm(dim=-1, keepdim=True).clamp_min(1e-30)  # not in place: `unit` may be the head itself
         mean += unit.sum(0, dtype=torch.float64)
         scatter += unit.T @ unit
     mean /= vocab

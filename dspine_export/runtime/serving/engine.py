@@ -95,8 +95,7 @@ class Engine:
         self._thread.start()
         if warm_up:
             self._warm_up()
-            self._wait_for_rest(None)
-            self._scheduler.counters = Counters()
+            self.reset_counters()
 
     def submit(self, request: Request, sink: Sink | None = None) -> Handle:
         """Queues a request. `sink` as in `Handle`.
@@ -116,10 +115,19 @@ class Engine:
         self._notify()
         return handle
 
+    def refused(self, error: Exception) -> None:
+        """Counts a request that its server turned down before it could be submitted."""
+        self._scheduler.counters.request(outcome_of(error))
+
     def snapshot(self) -> dict[str, Any]:
         """Counters, gauges and health as plain data."""
         gauges = {"queue_depth": self.queue_depth, "slots_in_use": self.slots_in_use, "slots": self.settings.slots}
         return self._scheduler.counters.snapshot() | gauges | {"healthy": self.healthy, "failure": self.failure}
+
+    def reset_counters(self) -> None:
+        """Waits until the engine is idle and starts counting anew."""
+        self._wait_for_rest(None)
+        self._scheduler.counters = Counters()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuses new requests, lets the others finish for at most `drain_seconds`, fails the rest, and ends the thread."""
@@ -185,20 +193,17 @@ class Engine:
         self._scheduler.fail_all(UnavailableError("The engine has failed", got=reason, fix="restart the server"))
 
     def _warm_up(self) -> None:
-        """Batches of 1, 2, 4, .. streams, so that every shape that a pass specialises on is met before the first request."""
-        tokens, room = 2 * self.models.block_size + 1, self.settings.limits.max_seq_len
+        """A prompt as long as the budget, then greedy and sampled rounds; on a GPU in batches of 1, 2, 4, .. streams, so that every
+        shape that a pass specialises on is met before the first request.
+        """
+        tokens, room = self.models.block_size + 1, self.settings.limits.max_seq_len
         prompt = [0] * max(1, min(self.settings.chunk_tokens, room - tokens))
-        self.submit(Request(token_ids=prompt, max_tokens=tokens, ignore_eos=True)).result()
+        self.submit(Request(token_ids=prompt, max_tokens=min(tokens, room - 1), ignore_eos=True)).result()
+        most = self.settings.slots if self.models.target.device.type == "cuda" else 1
         size = 1
-        while True:
-            size = min(size, self.settings.slots)
-            heats = (0.0, 0.0) if size > 1 else (0.0, 1.0)
-            requests = [
-                Request(token_ids=[0], max_tokens=tokens, temperature=heats[n % 2], top_p=0.9, ignore_eos=True)
-                for n in range(max(size, 2))
-            ]
-            for handle in [self.submit(request) for request in requests]:
-                handle.result()
-            if size == self.settings.slots:
-                return
-            size *= 2
+        while size <= most:
+            for heat in (0.0, 1.0):
+                ask = Request(token_ids=[0], max_tokens=tokens, temperature=heat, top_p=0.9, ignore_eos=True)
+                for handle in [self.submit(ask) for _ in range(size)]:
+                    handle.result()
+            size = most if size < most < 2 * size else 2 * size

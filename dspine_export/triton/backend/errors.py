@@ -7,7 +7,7 @@ from typing import Any
 from dspine_export.errors import DspineError
 from dspine_export.runtime.serving.outcomes import Outcome, outcome_of
 
-# Codes of pb_utils.TritonError; over HTTP these become 400, 503, 499 and 500.
+# Codes of pb_utils.TritonError; the server maps them to its HTTP and gRPC statuses.
 _CODES: dict[Outcome, str] = {
     "invalid": "INVALID_ARG",
     "overloaded": "UNAVAILABLE",

@@ -130,7 +130,11 @@ class TextModel:
             tensor = self._pb.get_input_tensor_by_name(request, name)
             return None if tensor is None else tensor.as_numpy()
 
-        return parse_request(read, request.parameters(), request.timeout(), self._max_prompt_bytes)
+        try:
+            return parse_request(read, request.parameters(), request.timeout(), self._max_prompt_bytes)
+        except Exception as error:
+            self.engine.refused(error)
+            raise
 
     def _send_events(self) -> None:
         while (item := self._events.get()) is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FusedLayers:
-    """Plans, scratch and launches. squares_after, squares_before: float32 [tiles, R], of x after and before the injection's write."""
+    """Plans, scratch and launches. squares: by product, float32 [tiles, R], parts of the sums of squares of what it wrote last."""
 
     def __init__(self, draft: DraftPass) -> None:
         self.draft = draft
@@ -47,9 +47,9 @@ class FusedLayers:
         wide = [(plan, rows, columns.get(name, config.hidden_size)) for name, plan in self.plans.items()]
         self.workspace = Workspace.for_plans(wide, layer.qkv.device)
         self.squares = {
-            name: draft.squares.new_empty(plan.tiles(config.hidden_size), rows)
+            name: draft.squares.new_empty(plan.tiles(columns.get(name, config.hidden_size)), rows)
             for name, plan in self.plans.items()
-            if name in ("o", "down", "write")
+            if name not in ("qkv", "gate_up", "lm_head")
         }
 
     def steps(self) -> list[Step]:
@@ -77,7 +77,7 @@ class FusedLayers:
         step = partial(self._linear, residual=draft.x, scaled=draft.normed)
         return [
             Step("qkv", lambda: self._linear("qkv", draft.normed, layer.qkv, draft.qkv, squares=entering)),
-            Step("attention", partial(draft.attend, index, layer, ahead=layer.o)),
+            Step("attention", partial(draft.attend, index, layer)),
             Step("o", lambda: step("o", draft.attended, layer.o, draft.x, gain=layer.post_norm, squares_out=self.squares["o"])),
             Step(
                 "gate_up",
@@ -92,18 +92,21 @@ class FusedLayers:
         assert readout is not None and write is not None and weights.gates is not None
         assert weights.gate_bias is not None and weights.token_table is not None
         target = draft.readout_of(last=last)
+        name = "last_readout" if last else "readout"
+        parts, rank = self.squares[name], weights.gates.shape[1]
         message = partial(
-            gated_messages, target, weights.gates, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
-            draft.receiver_gate if last else None, ahead=None if last else weights.layers[index + 1].qkv,
+            gated_messages, target, parts, weights.gates, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
+            draft.receiver_gate if last else None,
         )  # fmt: skip
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
         finish = partial(
             self._linear, "write", draft.z, write, draft.written if last else draft.x, residual=draft.x, squares=self.squares["down"],
             write=True, block=draft.block, gain=following, scaled=draft.normed, squares_out=self.squares["write"],
         )  # fmt: skip
-        name = "last_readout" if last else "readout"
         return [
-            Step("readout", lambda: self._linear(name, draft.x, readout, target)),
+            Step(
+                "readout", lambda: self._linear(name, draft.x, readout, target, squares_out=parts, squares_columns=rank)
+            ),
             Step("message", message),
             Step("write", finish),
         ]

@@ -14,7 +14,7 @@ from dspine_kernels.attention import append_context, block_attention
 from dspine_kernels.attention.block import partial_sizes
 from dspine_kernels.rows import embed_block, rms_norm
 from dspine_kernels.topk.kernel import workspace_keys
-from dspine_kernels.transition import lattice_walk, transition_scores
+from dspine_kernels.transition import TransitionScratch, transition_scores, walk_choices
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
@@ -116,19 +116,19 @@ class DraftPass:
         self.receiver_gate = torch.empty(self.rows, m, device=device)
         self.scores = torch.empty(self.batch, slots, k, k, device=device)
         self.q = torch.empty(self.batch, slots, k, device=device)
-        self.pair_z, self.pair_gram = (like.new_empty(self.batch * slots * k, m) for _ in range(2))
+        self.scratch = TransitionScratch.of(self.batch * slots, k, m, like)
 
     def readout_of(self, *, last: bool) -> Tensor:
         """The readouts [R, r] of a layer; the last layer's have Wr^T x behind them, [R, r + m]."""
         return self.last_readout if last else self.readout
 
-    def attend(self, index: int, layer: PackedLayer, ahead: Tensor | None = None) -> None:
+    def attend(self, index: int, layer: PackedLayer) -> None:
         """Attention of a layer, from qkv into attended."""
         cache, weights = self.cache, self.weights
         block_attention(
             self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
             cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
-            block=self.block, causal=self.config.is_causal, window=layer.window, splits=self.splits, slots=self.slots, ahead=ahead,
+            block=self.block, causal=self.config.is_causal, window=layer.window, splits=self.splits, slots=self.slots,
         )  # fmt: skip
 
     def _steps(self) -> list[Step]:
@@ -149,11 +149,11 @@ class DraftPass:
         transition_scores(
             self.x, self.layers.squares["down"], self.last_readout[:, transfer.rank :], self.receiver_gate, self.anchor_ids,
             self._candidates(), weights.token_table, weights.score_table, weights.gram, weights.norm, weights.lm_head, self.eps,
-            self.scores, self.pair_z, self.pair_gram, self.block,
+            self.temperature, self.uniforms, self.scores, self.scratch, self.block,
         )  # fmt: skip
 
     def _walk(self) -> None:
-        lattice_walk(self.scores, self._candidates(), self.temperature, self.uniforms, self.tokens, self.q)
+        walk_choices(self.scratch.choices, self.scratch.soft, self._candidates(), self.temperature, self.tokens, self.q)
 
     def _candidates(self) -> Tensor:
         return self.candidate_ids.view(self.batch, self.block - 1, -1)

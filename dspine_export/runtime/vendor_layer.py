@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from dspine_kernels.injection import gated_messages
+from dspine_kernels.injection import gate_projections
 from dspine_kernels.rows import rms_norm, silu_mul, write_and_norm
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
@@ -26,6 +26,8 @@ class VendorLayers:
         self.squares = {"down": draft.squares.view(1, -1)}
         self.gate_up = draft.x.new_empty(draft.rows, 2 * draft.config.intermediate_size)
         self.update = torch.empty_like(draft.x)
+        gates = draft.weights.gates
+        self.projected = draft.x.new_empty(draft.rows, gates.shape[0] if gates is not None else 0)
 
     def steps(self) -> list[Step]:
         """All layers, the final norm, logits and candidates."""
@@ -62,8 +64,9 @@ class VendorLayers:
         assert readout is not None and write is not None and weights.gates is not None
         assert weights.gate_bias is not None and weights.token_table is not None
         target = draft.readout_of(last=last)
+        gates, narrow = weights.gates, target[:, : weights.gates.shape[1]]
         message = partial(
-            gated_messages, target, weights.gates, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
+            gate_projections, narrow, self.projected, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
             draft.receiver_gate if last else None,
         )  # fmt: skip
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
@@ -73,6 +76,7 @@ class VendorLayers:
         )  # fmt: skip
         return [
             Step("readout", lambda: torch.mm(draft.x, readout.T, out=target)),
+            Step("gates", lambda: torch.mm(narrow, gates.T, out=self.projected)),
             Step("message", message),
             Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
             Step("write_norm", finish),

@@ -7,10 +7,9 @@ results are merged by a second, small launch.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, prefetch_share, share_bytes, start_next, wait_previous
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from torch import Tensor
 
 CONTEXT_TILE, STAGES, WARPS = 64, 3, 4  # keys per step, buffered steps
@@ -38,7 +37,7 @@ def _normed_rotated(
 
 @triton.jit
 def _attend(
-    qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats, ahead, ahead_bytes,
+    qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats,
     capacity, row_stride, sequence_stride, eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
@@ -46,8 +45,7 @@ def _attend(
 ):  # fmt: skip
     kv_head, n, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
-    start_next(PDL)
-    prefetch_share(ahead, ahead_bytes, (split * tl.num_programs(1) + n) * tl.num_programs(0) + kv_head, PDL)
+    start_early(PDL)
     wait_previous(PDL)
     owner = tl.load(slots + n) if SLOTS else n
     length = tl.load(lengths + owner)
@@ -114,6 +112,7 @@ def _attend(
         v = tl.load(value_base + at, mask=ok_2d, other=0.0)
         acc = tl.dot(weights.to(kind), v, acc * shrink[:, None], input_precision=PRECISION)
         best = peak
+    start_next(PDL)
     if DIRECT:
         to = out + (n * block + slot).to(tl.int64)[:, None] * HEADS * DIM + head[:, None] * DIM + at_dim[None, :]
         tl.store(to, (acc / total[:, None]).to(kind), mask=ok[:, None] & dim_ok[None, :])
@@ -130,7 +129,7 @@ def _merge(
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
-    start_next(PDL)
+    start_early(PDL)
     wait_previous(PDL)
     n, slot = row // block, row % block
     group: tl.constexpr = HEADS // KV_HEADS
@@ -143,6 +142,7 @@ def _merge(
     # Of a stretch without keys nothing but the peak was stored; the loads do not wait for the peaks, the sums leave it out.
     share = tl.load(stats + at * 2 + 1, mask=there, other=0.0)
     part = tl.load(partial + at[:, None] * DIM + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+    start_next(PDL)
     used = peak > float("-inf")
     keep = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
     total = tl.sum(tl.where(used, share * keep, 0.0), 0)
@@ -161,7 +161,7 @@ def partial_sizes(batch: int, kv_heads: int, heads: int, dim: int, block: int, s
 def block_attention(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, lengths: Tensor,
     keys: Tensor, values: Tensor, out: Tensor, partial: Tensor, stats: Tensor,
-    *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None, ahead: Tensor | None = None,
+    *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one layer's block rows over [cached context ; own block].
 
@@ -174,7 +174,6 @@ def block_attention(
         partial, stats: float32 scratch, see `partial_sizes`.
         splits: programs that share the context of one sequence and key head.
         slots: int64 [N] on the device, the cache row (and length) of every sequence; None: sequence n owns row n.
-        ahead: a weight that a later kernel reads; it is asked into the L2 cache meanwhile.
 
     Returns:
         out.
@@ -186,7 +185,6 @@ def block_attention(
     bq = triton.next_power_of_2(heads // kv_heads) * bb
     _attend[(kv_heads, batch, splits)](
         qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats,
-        (qkv if ahead is None else ahead).view(torch.uint8), share_bytes(ahead, batch * kv_heads * splits),
         capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
         HALF=max(16, triton.next_power_of_2(dim // 2)), BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",

@@ -6,6 +6,8 @@ import triton
 from dspine_kernels.linear.kernel import Plan
 
 PROGRAMS = 128  # about one a multiprocessor: further shares of the depth cost more than they hide
+# Up to 16 rows of bfloat16: columns, depth -> plan.
+MEASURED: dict[tuple[int, int], Plan] = {}
 
 
 def plan_for(rows: int, columns: int, depth: int, element_bytes: int, *, pair: bool = False) -> Plan:
@@ -13,6 +15,8 @@ def plan_for(rows: int, columns: int, depth: int, element_bytes: int, *, pair: b
     bn = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if element_bytes == 4:
         return Plan(32, 16, 32, 1, 4, 1)
+    if rows <= 16 and (columns, depth) in MEASURED:
+        return MEASURED[columns, depth]
     if pair:
         return Plan(64, bn, 64, 1, 4, 4)
     if columns > 64 * 1024:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_next, wait_previous
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from dspine_kernels.topk.kernel import LOWEST, order_keys
 from torch import Tensor
 
@@ -28,14 +28,14 @@ def row_scales(squares, tiles, rows, at, ok, width, eps, TILES: tl.constexpr):
 
 @triton.jit
 def _linear(
-    x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys,
-    rows, columns, depth, share, tiles_in, width, eps, block,
+    x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales,
+    rows, columns, depth, share, tiles_in, width, eps, block, squares_columns,
     PAIR: tl.constexpr, NORMED: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
     row_tile, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start_next(PDL)
+    start_early(PDL)
     rm = tile * BM + tl.arange(0, BM)
     rn = row_tile * BN + tl.arange(0, BN)
     rk = tl.arange(0, BK)
@@ -56,10 +56,11 @@ def _linear(
         else:
             w = tl.load(w_at + k, mask=(k + rk < end)[None, :], other=0.0)
             a = tl.load(x_at + k, mask=(k + rk < end)[:, None], other=0.0)
-        acc = tl.dot(w, a, acc, input_precision=PRECISION)
+        acc = tl.dot(w.to(a.dtype), a, acc, input_precision=PRECISION)
         if PAIR:
             w = tl.load(up_at + k) if EVEN else tl.load(up_at + k, mask=(k + rk < end)[None, :], other=0.0)
-            up = tl.dot(w, a, up, input_precision=PRECISION)
+            up = tl.dot(w.to(a.dtype), a, up, input_precision=PRECISION)
+    start_next(PDL)
     if SPLITS > 1:
         tiles = tl.num_programs(0) * tl.num_programs(1)
         mine = row_tile * tl.num_programs(1) + tile
@@ -76,6 +77,10 @@ def _linear(
     ok = (rm < columns)[:, None] & row_ok[None, :]
     kind = out.dtype.element_ty
     at = rn[None, :].to(tl.int64) * columns + rm[:, None]
+    if channel_scales is not None:
+        acc *= tl.load(channel_scales + rm, mask=rm < columns, other=0.0)[:, None]
+        if PAIR:
+            up *= tl.load(channel_scales + columns + rm, mask=rm < columns, other=0.0)[:, None]
     if NORMED:
         norm = row_scales(squares_in, tiles_in, rows, rn, row_ok, width, eps, TILES)[None, :]
         acc *= norm
@@ -89,11 +94,13 @@ def _linear(
         acc *= tl.where(rn % block > 0, scale, 0.0)[None, :]
     if ADD:
         acc += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
-        acc = tl.where(ok, acc, 0.0).to(kind).to(tl.float32)
-        tl.store(squares_out + tile * rows + rn, tl.sum(acc * acc, 0), mask=row_ok)
-        if scaled is not None:
-            factor = tl.load(gain + rm, mask=rm < columns, other=0.0).to(tl.float32)[:, None]
-            tl.store(scaled + at, (acc * factor).to(kind), mask=ok)
+    if squares_out is not None:
+        acc = acc.to(kind).to(tl.float32)
+        counted = tl.where(ok & (rm < squares_columns)[:, None], acc, 0.0)
+        tl.store(squares_out + tile * rows + rn, tl.sum(counted * counted, 0), mask=row_ok)
+    if scaled is not None:
+        factor = tl.load(gain + rm, mask=rm < columns, other=0.0).to(tl.float32)[:, None]
+        tl.store(scaled + at, (acc * factor).to(kind), mask=ok)
     if keys is not None:
         best = tl.max(tl.where(ok, order_keys(acc, rm[:, None]), LOWEST), 0)
         key_row = rn // block * (block - 1) + rn % block - 1
@@ -136,8 +143,9 @@ class Workspace:
 def linear(
     x: Tensor, weight: Tensor, out: Tensor, plan: Plan, workspace: Workspace, *,
     squares: Tensor | None = None, norm_width: int = 1, eps: float = 0.0, pair: bool = False, write: bool = False,
-    residual: Tensor | None = None, squares_out: Tensor | None = None, gain: Tensor | None = None, scaled: Tensor | None = None,
-    keys: Tensor | None = None, block: int = 1,
+    residual: Tensor | None = None, squares_out: Tensor | None = None, squares_columns: int | None = None,
+    gain: Tensor | None = None, scaled: Tensor | None = None,
+    keys: Tensor | None = None, block: int = 1, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """out [R, N] = epilogue(x W^T).
 
@@ -146,10 +154,12 @@ def linear(
         squares: float32 [T, R], parts of the sum of squares of a row of norm_width values. The product is scaled by the row's
             1 / rms (x is the row times its norm's gain); with `write` by its rms instead, and by 0 in the first of every `block` rows.
         pair: silu(x gate^T) * (x up^T) for weight = gate above up.
-        residual: [R, N], added before rounding (may be `out`); then squares_out, float32 [tiles, R], receives the parts of the result's
-            sums of squares, and scaled [R, N] the result times gain [N] where given.
+        residual: [R, N], added before rounding (may be `out`).
+        squares_out: float32 [tiles, R], receives the parts of the result's sums of squares over the first squares_columns columns (all).
+        scaled: [R, N], receives the result times gain [N].
         keys: int64 [N*(B-1), tiles], receives for all rows but the first of every `block` the largest key of every tile
             (`dspine_kernels.topk`); out should be float32 then.
+        scales: float32, one per row of the weight, of a weight in a narrower type than x; it is widened in registers.
 
     Returns:
         out.
@@ -160,8 +170,9 @@ def linear(
     share = triton.cdiv(triton.cdiv(depth, plan.splits), plan.depth) * plan.depth
     assert share * (plan.splits - 1) < depth
     _linear[(triton.cdiv(rows, plan.rows), plan.tiles(columns), plan.splits)](
-        x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys,
+        x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales,
         rows, columns, depth, share, 1 if squares is None else squares.shape[0], norm_width, eps, block,
+        squares_columns or columns,
         PAIR=pair, NORMED=squares is not None and not write, ADD=residual is not None, WRITE=write,
         SPLITS=plan.splits, EVEN=depth % plan.depth == 0, BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
         TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_next, wait_previous
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from torch import Tensor
 
 
@@ -13,11 +13,12 @@ def _rms_norm(x, weight, out, columns, eps, BLOCK: tl.constexpr, PDL: tl.constex
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     ok = at < columns
-    start_next(PDL)
+    start_early(PDL)
     wait_previous(PDL)
     values = tl.load(x + row * columns + at, mask=ok, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / columns + eps)
     gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
+    start_next(PDL)
     tl.store(out + row * columns + at, (values * scale * gain).to(out.dtype.element_ty), mask=ok)
 
 
@@ -36,10 +37,11 @@ def _silu_mul(gate_up, out, columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = at < columns
-    start_next(PDL)
+    start_early(PDL)
     wait_previous(PDL)
     gate = tl.load(gate_up + row * 2 * columns + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * columns + at, mask=ok, other=0.0).to(tl.float32)
+    start_next(PDL)
     tl.store(out + row * columns + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=ok)
 
 
@@ -59,7 +61,7 @@ def _write_and_norm(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     ok = at < columns
-    start_next(PDL)
+    start_early(PDL)
     wait_previous(PDL)
     kind = injected.dtype.element_ty
     values = tl.load(hidden + row * columns + at, mask=ok, other=0.0).to(tl.float32)
@@ -69,6 +71,7 @@ def _write_and_norm(
     # Slot 0 is copied; its row of `update` is computed along with the others and must not be trusted to be zero.
     change = tl.where(row % block > 0, change * tl.sqrt(squares / columns), 0.0)
     values = (values + change).to(kind)
+    start_next(PDL)
     tl.store(injected + row * columns + at, values, mask=ok)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
@@ -108,12 +111,13 @@ def _embed_block(
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     ok = at < columns
-    start_next(PDL)
+    start_early(PDL)
     wait_previous(PDL)
     anchor = tl.load(anchor_ids + row // block)
     token = tl.where(row % block == 0, anchor, mask_id).to(tl.int64)
     values = tl.load(table + token * columns + at, mask=ok, other=0.0)
     to = row.to(tl.int64) * columns + at
+    start_next(PDL)
     tl.store(x + to, values, mask=ok)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)

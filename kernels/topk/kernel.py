@@ -1,4 +1,5 @@
-"""Exact selection in two launches: the largest key of every block of logits, then the K best blocks opened and searched.
+"""Exact selection: the largest key of every block of logits, by the kernel that makes the logits or one of its own, then the K best
+blocks opened and searched.
 
 Keys are 64 bits, order-preserving logit bits above and inverted id below, so all keys differ and ties need no care. The K largest
 elements lie in the K blocks with the largest maxima: an element of any other block has K larger ones before it. torch.topk over a
@@ -10,11 +11,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_next, wait_previous
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from torch import Tensor
 
 BLOCK = 128
 BLOCKS_PER_PROGRAM = 16
+GROUP = 16  # blocks
 MAX_CANDIDATES = 64
 LOWEST = -(1 << 63)
 
@@ -46,12 +48,13 @@ def _block_maxima(
     BLOCK: tl.constexpr, PER: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    start_next(PDL)
+    start_early(PDL)
     index = tl.program_id(1) * PER + tl.arange(0, PER)
     ids = index[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = ids < vocabulary
     wait_previous(PDL)
     values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
+    start_next(PDL)
     best = tl.max(tl.where(inside, order_keys(values, ids), LOWEST), 1)
     tl.store(keys + row * blocks + index, best, mask=index < blocks)
 
@@ -71,14 +74,21 @@ def _largest(packed, count, K2: tl.constexpr, LOWEST: tl.constexpr):
 @triton.jit
 def _select(
     logits, keys, ids_out, vocabulary, blocks, count, block,
-    WIDTH: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    start_next(PDL)
+    start_early(PDL)
     at = tl.arange(0, WIDTH)
     wait_previous(PDL)
     packed = tl.load(keys + row * blocks + at, mask=at < blocks, other=LOWEST)
-    opened = _largest(packed, count, K2, LOWEST)
+    # The same step twice: the K blocks with the largest maxima lie in the K groups of blocks with the largest maxima.
+    groups = _largest(tl.max(tl.reshape(packed, (WIDTH // GROUP, GROUP)), 1), count, K2, LOWEST)
+    of_group = (0xFFFFFFFF - (groups & 0xFFFFFFFF)) // (BLOCK * GROUP) * GROUP
+    members = of_group[:, None] + tl.arange(0, GROUP)[None, :]
+    inside = (groups != LOWEST)[:, None] & (members < blocks)
+    packed = tl.load(keys + row * blocks + members, mask=inside, other=LOWEST)
+    opened = _largest(tl.reshape(packed, (K2 * GROUP,)), count, K2, LOWEST)
+    start_next(PDL)
     # A vocabulary smaller than K blocks leaves empty places; they open nothing.
     first = (0xFFFFFFFF - (opened & 0xFFFFFFFF)) // BLOCK * BLOCK
     ids = first[:, None] + tl.arange(0, BLOCK)[None, :]
@@ -118,7 +128,7 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
-        WIDTH=max(padded, triton.next_power_of_2(blocks)), K2=padded, BLOCK=width, LOWEST=LOWEST,
+        WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, LOWEST=LOWEST,
         num_warps=4 if padded <= 16 else 8, **dependent(_select, logits),
     )  # fmt: skip
     return ids

@@ -9,61 +9,76 @@ so a slot reads K rows of the head once, for its own state, and K rows of width 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_next, wait_previous
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.linear.kernel import Plan, Workspace, linear
+from dspine_kernels.transition.walk import store_choices
 from torch import Tensor
+
+MESSAGE_PART = 128  # of m, per program
+FEW_PAIRS, GRAM_PLAN = 1024, Plan(64, 32, 128, 1, 4, 4)
 
 
 @triton.jit
 def _candidate_messages(
-    receiver_gate, anchor_ids, candidate_ids, table, z, m, count, block, K2: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr
+    pre, receiver_gate, anchor_ids, candidate_ids, table, norm_weight, lm_head, z, unary, m, hidden, part, count, block,
+    K2: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    start_next(PDL)
-    rm = tl.program_id(1) * BM + tl.arange(0, BM)
+    """Messages of K predecessors, a part of m at a time, and the same part of the successors' products with the slot's own state."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    start_early(PDL)
+    rm = chunk * BM + tl.arange(0, BM)
     slots = block - 1
     n, slot = row // slots, row % slots
-    rk = tl.arange(0, K2)
+    state = n * block + slot + 1
+    rk, rd = tl.arange(0, K2), tl.arange(0, BD)
     k_ok, m_ok = rk < count, rm < m
     wait_previous(PDL)
     anchor = tl.load(anchor_ids + n).to(tl.int64)
+    own = tl.load(candidate_ids + row * count + rk, mask=k_ok, other=0).to(tl.int64)
     before = tl.load(candidate_ids + tl.maximum(row - 1, 0) * count + rk, mask=k_ok, other=0).to(tl.int64)
     before = tl.where(slot > 0, before, anchor)
     at = table + before[:, None] * (2 * m) + rm[None, :]
     ok = k_ok[:, None] & m_ok[None, :]
     message = tl.load(at, mask=ok, other=0.0).to(tl.float32)
     gate = tl.load(at + m, mask=ok, other=0.0).to(tl.float32)
-    state = n * block + slot + 1
     gate += tl.load(receiver_gate + state * m + rm, mask=m_ok, other=0.0)[None, :]
+    products = tl.zeros((K2,), tl.float32)
+    for start in range(chunk * part, tl.minimum((chunk + 1) * part, hidden), BD):
+        d = start + rd
+        d_ok = d < tl.minimum((chunk + 1) * part, hidden)
+        gain = tl.load(norm_weight + d, mask=d_ok, other=0.0).to(tl.float32)
+        base = tl.load(pre + state.to(tl.int64) * hidden + d, mask=d_ok, other=0.0).to(tl.float32) * gain
+        heads = tl.load(lm_head + own[:, None] * hidden + d[None, :], mask=k_ok[:, None] & d_ok[None, :], other=0.0)
+        products += tl.sum(heads.to(tl.float32) * base[None, :], 1)
+    start_next(PDL)
     to = z + (row * count + rk)[:, None].to(tl.int64) * m + rm[None, :]
     tl.store(to, (tl.sigmoid(gate) * message).to(z.dtype.element_ty), mask=ok)
+    tl.store(unary + (row * tl.num_programs(1) + chunk) * count + rk, products, mask=k_ok)
 
 
 @triton.jit
 def _scores(
-    pre, squares_in, pull, candidate_ids, z, gram_z, score_table, norm_weight, lm_head, scores,
-    rows, tiles, hidden, pull_stride, m, count, block, eps,
-    K2: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    squares_in, pull, candidate_ids, z, gram_z, unary, score_table, temperature, uniforms, scores, choices, soft,
+    rows, tiles, parts, hidden, pull_stride, m, count, block, eps,
+    K2: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    start_next(PDL)
+    start_early(PDL)
     slots = block - 1
     state = row // slots * block + row % slots + 1
-    rk, rm, rd, tile = tl.arange(0, K2), tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, TILES)
+    rk, rm, tile, part = tl.arange(0, K2), tl.arange(0, BM), tl.arange(0, TILES), tl.arange(0, PARTS)
     k_ok = rk < count
     wait_previous(PDL)
     own = tl.load(candidate_ids + row * count + rk, mask=k_ok, other=0).to(tl.int64)
     squares = tl.sum(tl.load(squares_in + tile * rows + state, mask=tile < tiles, other=0.0), 0)
-    unary = tl.zeros((K2,), tl.float32)
-    for start in range(0, hidden, BD):
-        d = start + rd
-        d_ok = d < hidden
-        gain = tl.load(norm_weight + d, mask=d_ok, other=0.0).to(tl.float32)
-        base = tl.load(pre + state.to(tl.int64) * hidden + d, mask=d_ok, other=0.0).to(tl.float32) * gain
-        heads = tl.load(lm_head + own[:, None] * hidden + d[None, :], mask=k_ok[:, None] & d_ok[None, :], other=0.0)
-        unary += tl.sum(heads.to(tl.float32) * base[None, :], 1)
+    heat, u = tl.load(temperature + row // slots), tl.load(uniforms + row)
+    at_part = unary + (row * parts + part)[:, None] * count + rk[None, :]
+    own_products = tl.sum(tl.load(at_part, mask=(part < parts)[:, None] & k_ok[None, :], other=0.0), 0)
     products = tl.zeros((K2, K2), tl.float32)
     linear, quadratic = tl.zeros((K2,), tl.float32), tl.zeros((K2,), tl.float32)
     pair = (row * count + rk)[:, None].to(tl.int64) * m
@@ -77,11 +92,13 @@ def _scores(
         back = tl.load(pull + state.to(tl.int64) * pull_stride + at, mask=at < m, other=0.0).to(tl.float32)
         linear += tl.sum(message * back[None, :], 1)
         quadratic += tl.sum(message * tl.load(gram_z + pair + at[None, :], mask=ok, other=0.0).to(tl.float32), 1)
+    start_next(PDL)
     scale = tl.sqrt(squares / hidden)
     refined = tl.maximum(squares + scale * (2.0 * linear + scale * quadratic), 0.0)
-    result = (unary[None, :] + scale * products) * tl.rsqrt(refined / hidden + eps)[:, None]
+    result = (own_products[None, :] + scale * products) * tl.rsqrt(refined / hidden + eps)[:, None]
     to = scores + row.to(tl.int64) * count * count + rk[:, None] * count + rk[None, :]
     tl.store(to, result, mask=k_ok[:, None] & k_ok[None, :])
+    store_choices(result, row, heat, u, choices, soft, count, K2)
 
 
 def fold_scores(lm_head: Tensor, norm_weight: Tensor, write_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,12 +110,37 @@ def fold_scores(lm_head: Tensor, norm_weight: Tensor, write_weight: Tensor) -> t
     return table, (write.T @ write).to(lm_head.dtype)
 
 
+@dataclass(frozen=True)
+class TransitionScratch:
+    """What the scores of N*(B-1) rows leave on the way: z, gram_z [rows*K, m], unary float32 [rows, parts, K].
+
+    choices int32 [rows, K] and soft float32 [rows, K, K] are for `walk_choices`.
+    """
+
+    z: Tensor
+    gram_z: Tensor
+    unary: Tensor
+    choices: Tensor
+    soft: Tensor
+
+    @classmethod
+    def of(cls, rows: int, count: int, m: int, like: Tensor) -> TransitionScratch:
+        """Scratch in the dtype and on the device of `like`."""
+        device, parts = like.device, triton.cdiv(m, MESSAGE_PART)
+        return cls(
+            *(like.new_empty(rows * count, m) for _ in range(2)),
+            torch.empty(rows, parts, count, device=device),
+            torch.zeros(rows, count, dtype=torch.int32, device=device),
+            torch.empty(rows, count, count, device=device),
+        )
+
+
 def transition_scores(
     pre: Tensor, squares: Tensor, pull: Tensor, receiver_gate: Tensor, anchor_ids: Tensor, candidate_ids: Tensor,
     token_table: Tensor, score_table: Tensor, gram: Tensor, norm_weight: Tensor, lm_head: Tensor, eps: float,
-    scores: Tensor, z: Tensor, gram_z: Tensor, block: int,
+    temperature: Tensor, uniforms: Tensor, scores: Tensor, scratch: TransitionScratch, block: int,
 ) -> Tensor:  # fmt: skip
-    """Scores of every (predecessor, successor) pair of adjacent candidates.
+    """Scores of every (predecessor, successor) pair of adjacent candidates, and what each predecessor chooses (in the scratch).
 
     Args:
         pre: [N*B, d] last layer before its injection; squares: float32 [T, N*B], parts whose sum is |row|^2.
@@ -106,25 +148,32 @@ def transition_scores(
         receiver_gate: float32 [N*B, m], G_r phi_L(pre) + b.
         candidate_ids: int64 [N, B-1, K]; ids must lie in the vocabulary.
         token_table: [V, 2m]; score_table [V, m] and gram [m, m]: see `fold_scores`.
+        temperature: float32 [N]; uniforms: float32 [N, B-1].
         scores: float32 [N, B-1, K, K], written.
-        z, gram_z: [N*(B-1)*K, m] scratch.
 
     Returns:
         scores.
     """
     m, hidden = gram.shape[0], pre.shape[1]
     batch, slots, count = candidate_ids.shape
-    rows, k2 = batch * slots, max(16, triton.next_power_of_2(count))
-    wide = z.element_size() == 4
-    _candidate_messages[(rows, triton.cdiv(m, 128))](
-        receiver_gate, anchor_ids, candidate_ids, token_table, z, m, count, block, K2=k2, BM=128, num_warps=4,
+    rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
+    z, wide = scratch.z, scratch.z.element_size() == 4
+    _candidate_messages[(rows, parts)](
+        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
+        m, hidden, triton.cdiv(triton.cdiv(hidden, parts), 8) * 8, count, block,
+        K2=k2, BM=MESSAGE_PART, BD=512 if k2 <= 16 else 128, num_warps=4, num_stages=1 if wide else 3,
         **dependent(_candidate_messages, z),
     )  # fmt: skip
-    torch.mm(z, gram, out=gram_z)
+    if len(z) <= FEW_PAIRS and not wide:
+        linear(
+            z, gram, scratch.gram_z, GRAM_PLAN, Workspace(z, z)
+        )  # symmetric: G z = z G^T; depth not shared, no workspace
+    else:
+        torch.mm(z, gram, out=scratch.gram_z)
     _scores[(rows,)](
-        pre, squares, pull, candidate_ids, z, gram_z, score_table, norm_weight, lm_head, scores,
-        pre.shape[0], squares.shape[0], hidden, pull.stride(0), m, count, block, eps,
-        K2=k2, BM=128 if k2 <= 32 else 64, BD=256 if k2 <= 32 else 128, TILES=triton.next_power_of_2(squares.shape[0]),
+        squares, pull, candidate_ids, z, scratch.gram_z, scratch.unary, score_table, temperature, uniforms, scores, scratch.choices,
+        scratch.soft, pre.shape[0], squares.shape[0], parts, hidden, pull.stride(0), m, count, block, eps,
+        K2=k2, BM=128 if k2 <= 32 else 64, TILES=triton.next_power_of_2(squares.shape[0]), PARTS=triton.next_power_of_2(parts),
         PRECISION="ieee" if wide else "tf32", num_warps=4 if k2 <= 32 else 8, num_stages=1 if wide else 3,
         **dependent(_scores, z),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from dspine_kernels.attention import (
     block_attention_reference,
 )
 from dspine_kernels.attention.block import partial_sizes
-from dspine_kernels.injection import gated_messages, gated_messages_reference
+from dspine_kernels.injection import gate_projections, gated_messages, gated_messages_reference
 from dspine_kernels.rows import (
     embed_block,
     rms_norm,
@@ -27,11 +27,13 @@ from dspine_kernels.rows import (
 from dspine_kernels.topk import top_candidates
 from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
 from dspine_kernels.transition import (
+    TransitionScratch,
     fold_scores,
     lattice_walk,
     lattice_walk_reference,
     transition_scores,
     transition_scores_reference,
+    walk_choices,
 )
 
 from tests.kernels.comparison import close, poisoned, randn
@@ -97,8 +99,15 @@ def test_gated_messages(block: int, rank: int, m: int, device: torch.device, dty
         table = randn(vocabulary, 2 * m, device=device, dtype=dtype)
         anchors = torch.randint(0, vocabulary, (batch,), device=device)
         z, receiver = poisoned(batch * block, m, device=device, dtype=dtype), poisoned(batch * block, m, device=device)
-        gated_messages(readout, weights, bias, table, anchors, z, block, receiver)
+        squares = readout.float().pow(2).unflatten(-1, (4, -1)).sum(-1).T.contiguous()
+        gated_messages(readout, squares, weights, bias, table, anchors, z, block, receiver)
         want, want_receiver = gated_messages_reference(readout, weights, bias, table[anchors], block)
+        close(z, want, dtype)
+        close(receiver, want_receiver, dtype)
+        projected = (readout.float() @ weights.float().T).to(dtype)
+        gate_projections(
+            readout, projected, bias, table, anchors, z.fill_(float("nan")), block, receiver.fill_(float("nan"))
+        )
         close(z, want, dtype)
         close(receiver, want_receiver, dtype)
 
@@ -182,11 +191,19 @@ def test_transition_scores(
         scores = poisoned(batch, block - 1, count, count, device=device)
         squares = pre.float().pow(2).unflatten(-1, (4, -1)).sum(-1).flatten(0, 1).T.contiguous()  # in four parts
         pull = (pre.float() @ write.float()).to(dtype).flatten(0, 1)
-        scratch = [poisoned(batch * (block - 1) * count, m, device=device, dtype=dtype) for _ in range(2)]
+        scratch = TransitionScratch.of(batch * (block - 1), count, m, head)
+        for tensor in (scratch.z, scratch.gram_z, scratch.unary, scratch.soft):
+            tensor.fill_(float("nan"))
+        heat, uniforms = torch.tensor([0.0, 0.8], device=device), torch.rand(batch, block - 1, device=device)
         transition_scores(
             pre.flatten(0, 1), squares, pull, receiver, anchors, candidates, table, *fold_scores(head, gain, write), gain, head, 1e-6,
-            scores, *scratch, block,
+            heat, uniforms, scores, scratch, block,
         )  # fmt: skip
+        tokens, q = torch.full_like(candidates[..., 0], -1), poisoned(batch, block - 1, count, device=device)
+        walk_choices(scratch.choices, scratch.soft, candidates, heat, tokens, q)
+        want_tokens, want_q = lattice_walk_reference(scores, candidates, heat, uniforms)
+        assert torch.equal(tokens, want_tokens)
+        close(q, want_q, torch.float32)
         close(scores, transition_scores_reference(pre, receiver, anchors, candidates, *weights, 1e-6), dtype)
 
 

@@ -1,0 +1,80 @@
+"""The gate of adjacent injection for many rows, from the vendor's projections of the readouts: norms, shift by one slot, product.
+
+The readout's norm factors out of the projections, so rows are multiplied raw and scaled here, each by the norm of the slot the value
+came from.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from torch import Tensor
+
+
+@triton.jit
+def _gate(
+    readout, projected, bias, table, anchor_ids, z, receiver_out, rank, stride, m, block, root_rank,
+    RECEIVER: tl.constexpr, RANK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = row % block
+    at = tl.arange(0, RANK)
+    inside = at < rank
+    start_early(PDL)
+    wait_previous(PDL)
+    own = tl.load(readout + row.to(tl.int64) * stride + at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(readout + tl.maximum(row - 1, 0).to(tl.int64) * stride + at, mask=inside, other=0.0).to(tl.float32)
+    own_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(own * own, 0)), 1e-12)
+    before_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(before * before, 0)), 1e-12)
+    rm = tl.arange(0, M)
+    ok = rm < m
+    own_row = projected + row.to(tl.int64) * 3 * m + rm
+    before_row = projected + tl.maximum(row - 1, 0).to(tl.int64) * 3 * m + rm
+    receiver = tl.load(own_row, mask=ok, other=0.0).to(tl.float32) * own_scale
+    receiver += tl.load(bias + rm, mask=ok, other=0.0).to(tl.float32)
+    known = table + tl.load(anchor_ids + row // block).to(tl.int64) * (2 * m) + rm
+    first = slot == 1
+    predicted_gate = tl.load(before_row + m, mask=ok, other=0.0).to(tl.float32) * before_scale
+    predicted = tl.load(before_row + 2 * m, mask=ok, other=0.0).to(tl.float32) * before_scale
+    predecessor = tl.where(first, tl.load(known + m, mask=ok, other=0.0).to(tl.float32), predicted_gate)
+    message = tl.where(first, tl.load(known, mask=ok, other=0.0).to(tl.float32), predicted)
+    gated = tl.where(slot > 0, tl.sigmoid(receiver + predecessor) * message, 0.0)
+    start_next(PDL)
+    out = row.to(tl.int64) * m + rm
+    tl.store(z + out, gated.to(z.dtype.element_ty), mask=ok)
+    if RECEIVER:
+        tl.store(receiver_out + out, receiver, mask=ok)
+
+
+def gate_projections(
+    readout: Tensor,
+    projected: Tensor,
+    bias: Tensor,
+    token_table: Tensor,
+    anchor_ids: Tensor,
+    z: Tensor,
+    block: int,
+    receiver_gate: Tensor | None = None,
+) -> Tensor:
+    """Gated messages of all slots; rows of slot 0 are zero.
+
+    Args:
+        readout: [N*B, r] R_l h, not normalised; the row stride may be larger.
+        projected: [N*B, 3m], readout times [G_r ; G_p ; M] transposed.
+        bias: [m].
+        token_table: [V, 2m], [M p_v ; G_p p_v]; anchor_ids: int64 [N], the predecessors of slot 1.
+        z: [N*B, m], written.
+        receiver_gate: float32 [N*B, m], receives G_r phi + b when given (the transition scores need the last layer's).
+
+    Returns:
+        z.
+    """
+    rows, m = z.shape
+    rank = readout.shape[1]
+    _gate[(rows,)](
+        readout, projected, bias, token_table, anchor_ids, z, receiver_gate, rank, readout.stride(0), m, block, float(rank) ** 0.5,
+        RECEIVER=receiver_gate is not None, RANK=triton.next_power_of_2(rank), M=triton.next_power_of_2(m), num_warps=4,
+        **dependent(_gate, z),
+    )  # fmt: skip
+    return z

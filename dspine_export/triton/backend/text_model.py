@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dspine_export.errors import DspineError, UsageError
@@ -28,11 +28,22 @@ CANCELLATION_SECONDS, METRICS_SECONDS = 0.05, 0.25
 
 @dataclass(eq=False)
 class _Job:
-    """A request whose responses are sent as they come; `stream`: piece by piece."""
+    """A request whose responses are sent as they come; `stream`: piece by piece.
+
+    `lock`, `ended`: Triton frees a request's sender with its last response, and asking it afterwards whether the request was cancelled
+    brings the whole server down.
+    """
 
     sender: Any
     stream: bool
     handle: Handle | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ended: bool = False
+
+    def cancelled(self) -> bool:
+        """Whether the client has given the request up; False once it has ended."""
+        with self.lock:
+            return not self.ended and bool(self.sender.is_cancelled())
 
 
 class TextModel:
@@ -154,10 +165,12 @@ class TextModel:
             self._send(job, tensors_response(self._pb, arrays), final=True)
 
     def _send(self, job: _Job, response: Any, *, final: bool) -> None:
-        try:
-            job.sender.send(response, flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
-        except Exception:  # the client is gone, or the server is going
-            LOG.warning("a response could not be sent", exc_info=True)
+        with job.lock:
+            job.ended = final
+            try:
+                job.sender.send(response, flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+            except Exception:  # the client is gone, or the server is going
+                LOG.warning("a response could not be sent", exc_info=True)
 
     def _forget(self, job: _Job) -> None:
         with self._changed:
@@ -176,7 +189,7 @@ class TextModel:
                 jobs, self._stale = list(self._jobs), bool(self._jobs)
                 closing = self._closing
             for job in jobs:
-                if job.handle is not None and not job.handle.cancelled and job.sender.is_cancelled():
+                if job.handle is not None and not job.handle.cancelled and job.cancelled():
                     job.handle.cancel()
             if closing:
                 return

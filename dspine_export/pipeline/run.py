@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspine_export.bundle import is_bundle
+from dspine_export.bundle import is_bundle, open_bundle, sha256_of
+from dspine_export.errors import VerificationError
 from dspine_export.pipeline.pair import open_pair
 from dspine_export.pipeline.progress import Progress
 from dspine_export.recipes import Recipe
@@ -17,9 +18,11 @@ from dspine_export.runtime.generate import generate
 from dspine_export.runtime.generation import GenerationResult, Settings
 from dspine_export.runtime.load_target import open_target
 from dspine_export.runtime.lossless import GreedyComparison, compare_greedy
-from dspine_export.runtime.open_executor import drafter_folder, open_executor
+from dspine_export.runtime.open_executor import DRAFTER_FOLDER, PORTABLE_FOLDER, drafter_folder, open_executor
 from dspine_export.runtime.prompts import StreamDecoder, encode_prompt, load_tokenizer
 from dspine_export.runtime.target import TargetExecutor
+
+HASHED_BYTES = 2 << 30  # of a bundle: a matter of seconds; `verify` hashes larger ones
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ def open_session(request: RunRequest, progress: Progress) -> Session:
     Raises:
         UsageError, CheckpointError, DependencyError, VerificationError: whatever is unfit.
     """
+    if is_bundle(request.source):
+        _check_bundle(request.source, progress)
     pair = open_pair(drafter_folder(request.source), request.target_model, Recipe(), progress, finite=False)
     on_cpu = request.device == "cpu"
     dtype = request.dtype or ("float32" if on_cpu else "bfloat16")
@@ -78,6 +83,24 @@ def open_session(request: RunRequest, progress: Progress) -> Session:
         tables = target.embed_tokens, target.lm_head
         executor = open_executor(name, request.source, *tables, weights=request.weights)
     return Session(target, executor, tokenizer)
+
+
+def _check_bundle(source: Path, progress: Progress) -> None:
+    """What the executors read is as it was built; engines are checked where they are loaded."""
+    bundle = open_bundle(source)
+    read = [e for e in bundle.manifest.files if e.path.startswith((f"{DRAFTER_FOLDER}/", f"{PORTABLE_FOLDER}/"))]
+    if sum(entry.size_bytes for entry in read) > HASHED_BYTES:
+        return
+    with progress.stage("bundle", "hashing"):
+        for entry in read:
+            if (digest := sha256_of(bundle.file(entry.path))) != entry.sha256:
+                raise VerificationError(
+                    "a file of the bundle was changed",
+                    where=bundle.file(entry.path),
+                    got=digest,
+                    expected=entry.sha256,
+                    fix="copy the whole bundle directory again, or build it again",
+                )
 
 
 def run(

@@ -6,10 +6,8 @@ G sequences, B block, T <= B-1 drafted slots asked for, V vocabulary, A taps.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
@@ -21,7 +19,6 @@ from dspine_export.trtllm.chain_logits import chain_logits
 from dspine_export.trtllm.worker_cache import WorkerContext
 
 Last = TypeVar("Last")
-_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class BlockExecutor(Protocol):
@@ -35,16 +32,6 @@ class BlockExecutor(Protocol):
 
     def refine(self, base_logits: Tensor) -> Tensor:
         """Logits of the refined chain, float32 [G, T, V], from the target head's logits [G, T, V] of slots 1 .. T."""
-
-
-def kernels_fit(config: DrafterConfig, like: Tensor) -> bool:
-    """Whether the kernels can run a drafter in the dtype and on the device of ``like``; else the torch model does."""
-    if not like.is_cuda or like.dtype not in _KERNEL_DTYPES or importlib.util.find_spec("triton") is None:
-        return False
-    from dspine_kernels.topk.kernel import MAX_CANDIDATES
-
-    candidates = 1 if config.transfer is None else config.transfer.top_k
-    return candidates <= MAX_CANDIDATES
 
 
 class TorchBlock:

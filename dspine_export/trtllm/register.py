@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from dspine_export.bundle import Bundle, open_bundle
+from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
 from dspine_export.errors import DependencyError, UsageError
 from dspine_export.model.drafter_model import DrafterModel
 from dspine_export.model.loading import LoadedCheckpoint
-from dspine_export.trtllm.block_executors import BlockExecutor, TorchBlock, kernels_fit
+from dspine_export.runtime.open_executor import kernel_obstacle
+from dspine_export.trtllm.block_executors import BlockExecutor, TorchBlock
 from dspine_export.trtllm.context_part import context_only
 from dspine_export.trtllm.draft_model import DSpineForCausalLM, Loader
 from dspine_export.trtllm.files import CONFIG_NAME, FOLDER, misplaced_drafter
@@ -87,7 +89,7 @@ def make_loader(bundle: Bundle, checkpoint: Checkpoint, settings: ModuleSettings
 
     def load_torch(embed_tokens: Tensor, lm_head: Tensor) -> tuple[DrafterModel, BlockExecutor]:
         drafter = LoadedCheckpoint(checkpoint).bind(embed_tokens=embed_tokens, lm_head=lm_head, check_codes=False)
-        if not kernels_fit(drafter.config, embed_tokens):
+        if not _runs_kernels(drafter.config, embed_tokens):
             return drafter.model, TorchBlock(drafter)
         from dspine_export.trtllm.kernel_block import open_kernels
 
@@ -95,10 +97,20 @@ def make_loader(bundle: Bundle, checkpoint: Checkpoint, settings: ModuleSettings
 
     def load_plan(embed_tokens: Tensor, lm_head: Tensor) -> tuple[DrafterModel, BlockExecutor]:
         network, (session, columns) = context_only(checkpoint, embed_tokens), _open_draft(bundle, embed_tokens)
-        copies = kernels_fit(checkpoint.config, embed_tokens)
+        copies = _runs_kernels(checkpoint.config, embed_tokens)
         return network, PlanBlock(checkpoint.config, session, embed_tokens, lm_head, columns, copies=copies)
 
     return load_torch if settings.executor == "torch" else load_plan
+
+
+def _runs_kernels(config: DrafterConfig, like: Tensor) -> bool:
+    """On a GPU, unless something stands in the way, which is said."""
+    if not like.is_cuda:
+        return False
+    obstacle = kernel_obstacle(config, like.dtype)
+    if obstacle is not None:
+        warnings.warn(f"the torch model drafts, which is slower than the kernels: {obstacle}", stacklevel=3)
+    return obstacle is None
 
 
 def _open_draft(bundle: Bundle, embed_tokens: Tensor) -> tuple[PlanSession, int]:

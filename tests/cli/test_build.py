@@ -159,6 +159,20 @@ def test_verify_command(built: Built, shared_pair: Path, invoke: Invoke) -> None
     assert "not compared" in invoke("verify", built.output).out
 
 
+@pytest.mark.parametrize("name", ["drafter/model.safetensors", "portable/weights.safetensors"])
+def test_run_refuses_a_changed_bundle(
+    built: Built, shared_pair: Path, tmp_path: Path, invoke: Invoke, name: str
+) -> None:
+    """One byte of a weight: the size is right, the tokens would not be."""
+    copy = shutil.copytree(built.output, tmp_path / "out")
+    data = bytearray((copy / name).read_bytes())
+    data[-1] ^= 1
+    (copy / name).write_bytes(data)
+    result = invoke("run", copy, "--target-model", shared_pair / "target", "-p", "x")
+    assert result.code == 6
+    assert name in result.err
+
+
 def test_verify_names_what_changed(built: Built, tmp_path: Path, invoke: Invoke) -> None:
     copy = shutil.copytree(built.output, tmp_path / "out")
     path = copy / "portable" / "weights.safetensors"

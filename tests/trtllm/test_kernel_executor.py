@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,10 +16,11 @@ from dspine_kernels.paged import copy_committed, copy_committed_reference
 from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import LoadedCheckpoint
-from dspine_export.trtllm.block_executors import TorchBlock, kernels_fit
+from dspine_export.trtllm.block_executors import TorchBlock
 from dspine_export.trtllm.draft_model import DSpineForCausalLM
 from dspine_export.trtllm.kernel_block import open_kernels
 from dspine_export.trtllm.plan_block import PlanBlock
+from dspine_export.trtllm.register import _runs_kernels as runs_kernels
 from dspine_export.trtllm.worker_cache import open_context
 
 from .conftest import GOLDEN, Package, Tables
@@ -173,12 +175,16 @@ def test_causal_dflash_keeps_the_target_head(checkpoint: Checkpoint, tables: Tab
 
 
 def test_where_the_kernels_run(checkpoint: Checkpoint) -> None:
-    """On a CPU, in float64, or with more candidates than they hold, the torch model drafts."""
+    """On a CPU silently, in float64 or with more candidates than they hold with a warning, the torch model drafts."""
     config = checkpoint.config
     assert config.transfer is not None
     many = replace(config, transfer=replace(config.transfer, top_k=65))
     gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
-    assert kernels_fit(config, gpu)  # type: ignore[arg-type]
-    assert not kernels_fit(many, gpu)  # type: ignore[arg-type]
-    assert not kernels_fit(config, SimpleNamespace(is_cuda=True, dtype=torch.float64))  # type: ignore[arg-type]
-    assert not kernels_fit(config, torch.zeros(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert runs_kernels(config, gpu)  # type: ignore[arg-type]
+        assert not runs_kernels(config, torch.zeros(1))
+    with pytest.warns(UserWarning, match="at most 64 candidates"):
+        assert not runs_kernels(many, gpu)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="float64"):
+        assert not runs_kernels(config, SimpleNamespace(is_cuda=True, dtype=torch.float64))  # type: ignore[arg-type]

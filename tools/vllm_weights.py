@@ -41,6 +41,7 @@ def randomise(model: Any, seed: int = 0) -> Tensor:
     table = fold_token_table(codes, injection.message.weight, injection.predecessor_gate.weight)
     injection.token_table.copy_(table)
     _refresh_context_weights(backbone)
+    _refresh_tables(model)
     return codes
 
 
@@ -49,6 +50,15 @@ def _refresh_context_weights(backbone: Any) -> None:
     attention = [layer.self_attn for layer in backbone.layers]
     backbone._fused_kv_weight.copy_(torch.cat([one.qkv_proj.weight[one.q_size :] for one in attention]))
     backbone._k_norm_weights.copy_(torch.stack([one.k_norm.weight for one in attention]))
+
+
+def _refresh_tables(model: Any) -> None:
+    """The kernels' tables are folded from the weights at the first draft."""
+    decoder = model._decoder
+    if decoder is not None and decoder.tables is not None:
+        folded = type(decoder.tables).of(decoder.injection, decoder.norm_weight, decoder.head)
+        for name in ("read", "scores", "gram"):
+            getattr(decoder.tables, name).copy_(getattr(folded, name))
 
 
 @torch.no_grad()

@@ -28,11 +28,37 @@ class Draws:
 
 
 @dataclass(frozen=True)
+class MessageSpace:
+    """What the kernels read beside the checkpoint's weights.
+
+    Attributes:
+        read: [r + m, d], the last readout and the last write transposed.
+        scores, gram: [rows of the head, m] and [m, m], see `dspine_kernels.transition.fold_scores`; none where the head is sharded.
+    """
+
+    read: Tensor
+    scores: Tensor
+    gram: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, injection: FoldedInjection, norm_weight: Tensor, head: TargetHead) -> MessageSpace:
+        """Folds the head once, a gigabyte of reading."""
+        from dspine_kernels.transition import fold_scores
+
+        write = injection.write_weight(-1)
+        read = torch.cat((injection.readout_weight(-1), write.T)).contiguous()
+        rows = head.weight if head.shards == 1 else head.weight[:0]
+        return cls(read, *fold_scores(rows, norm_weight, write))
+
+
+@dataclass(frozen=True)
 class BlockDecoder:
     """The weights this stage reads.
 
     Attributes:
         norm_weight: gain [d] of the final norm. count: K.
+        tables: for the fused path, None on a CPU.
     """
 
     injection: FoldedInjection
@@ -41,6 +67,7 @@ class BlockDecoder:
     head: TargetHead
     block: int
     count: int
+    tables: MessageSpace | None = None
 
     def decode(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Drafts one block per sequence into `draws.tokens`.
@@ -80,41 +107,47 @@ class BlockDecoder:
         )
 
     def _fused(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        from dspine_kernels.injection import gated_messages
+        from dspine_kernels.injection import gate_projections
         from dspine_kernels.rows import write_and_norm
-        from dspine_kernels.transition import lattice_walk
 
         weights, write = self.injection, self.injection.write_weight(-1)
         rows, m, device = pre_injection.shape[0], write.shape[1], pre_injection.device
-        feature = torch.mm(pre_injection, weights.readout_weight(-1).T)
+        read = torch.mm(pre_injection, self._tables().read.T)  # [N*B, r + m]: features, and Wr^T of the states
+        feature, pull = read[:, : weights.rank], read[:, weights.rank :]
         projected = torch.mm(feature, weights.gates.T)
         z, receiver = pre_injection.new_empty(rows, m), torch.empty(rows, m, device=device)
-        gated_messages(feature, projected, weights.bias, weights.token_table, anchor_ids, z, self.block, receiver)
+        gate_projections(feature, projected, weights.bias, weights.token_table, anchor_ids, z, self.block, receiver)
         injected, normed = torch.empty_like(pre_injection), torch.empty_like(pre_injection)
         squares, update = torch.empty(rows, device=device), torch.mm(z, write.T)
         write_and_norm(pre_injection, update, self.norm_weight, self.eps, self.block, injected, normed, squares)
         candidate_ids = self.head.fused_candidates(normed, self.block, self.count)
-        scores = self._fused_scores(pre_injection, squares, receiver, anchor_ids, candidate_ids)
-        q = torch.empty(candidate_ids.shape, device=device)
-        lattice_walk(scores, candidate_ids, draws.temperature, draws.uniforms, draws.tokens, q)
-        return candidate_ids, q
-
-    def _fused_scores(
-        self, pre_injection: Tensor, squares: Tensor, receiver: Tensor, anchor_ids: Tensor, candidate_ids: Tensor
-    ) -> Tensor:
-        from dspine_kernels.transition import transition_scores
-        from dspine_kernels.transition.kernel import partial_size
-
         if self.head.shards > 1:  # rows of the head live on other ranks
             pre, gates = (x.view(-1, self.block, x.shape[-1])[:, 1:] for x in (pre_injection, receiver))
-            return self._score(pre, gates.to(pre.dtype), anchor_ids, candidate_ids)
-        write, device = self.injection.write_weight(-1), pre_injection.device
-        hidden, m = write.shape
-        batch, slots, count = candidate_ids.shape
-        pairs = batch * slots * count
-        return transition_scores(
-            pre_injection, squares, receiver, anchor_ids, candidate_ids, self.injection.token_table, write,
-            self.norm_weight, self.head.weight, self.eps, torch.empty(batch, slots, count, count, device=device),
-            pre_injection.new_empty(pairs, m), pre_injection.new_empty(pairs, hidden),
-            torch.empty(partial_size(batch * slots, hidden, count), device=device), self.block,
+            scores = self._score(pre, gates.to(pre.dtype), anchor_ids, candidate_ids)
+            tokens, q = walk(scores, candidate_ids, draws.temperature, draws.uniforms)
+            draws.tokens.copy_(tokens)
+            return candidate_ids, q
+        return candidate_ids, self._fused_walk(pre_injection, squares, pull, receiver, anchor_ids, candidate_ids, draws)
+
+    def _fused_walk(
+        self, pre_injection: Tensor, squares: Tensor, pull: Tensor, receiver: Tensor, anchor_ids: Tensor,
+        candidate_ids: Tensor, draws: Draws,
+    ) -> Tensor:  # fmt: skip
+        from dspine_kernels.transition import TransitionScratch, transition_scores, walk_choices
+
+        tables, (batch, slots, count) = self._tables(), candidate_ids.shape
+        scratch = TransitionScratch.of(batch * slots, count, pull.shape[1], pre_injection)
+        scores = torch.empty(batch, slots, count, count, device=pre_injection.device)
+        q = torch.empty_like(scores[:, :, 0])
+        transition_scores(
+            pre_injection, squares.view(1, -1), pull, receiver, anchor_ids, candidate_ids, self.injection.token_table,
+            tables.scores, tables.gram, self.norm_weight, self.head.weight, self.eps, draws.temperature, draws.uniforms,
+            scores, scratch, self.block,
         )  # fmt: skip
+        walk_choices(scratch.choices, scratch.soft, candidate_ids, draws.temperature, draws.tokens, q)
+        return q
+
+    def _tables(self) -> MessageSpace:
+        if self.tables is None:
+            raise RuntimeError("fused decoding needs the tables of MessageSpace.of")
+        return self.tables

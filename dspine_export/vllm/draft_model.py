@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM, DFlashQwen3Model
 
 from dspine_export.errors import UsageError
-from dspine_export.vllm.block_decoding import BlockDecoder
+from dspine_export.vllm.block_decoding import BlockDecoder, MessageSpace
 from dspine_export.vllm.block_injection import block_injection
 from dspine_export.vllm.drafter_sizes import drafter_config
 from dspine_export.vllm.injection_weights import FoldedInjection
@@ -100,8 +100,9 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
             count = backbone.drafter.transfer.top_k
             norm = backbone.norm
             head = TargetHead.of(self.lm_head, norm.weight.dtype)
+            tables = MessageSpace.of(backbone.injection, norm.weight, head) if norm.weight.is_cuda else None
             self._decoder = BlockDecoder(
-                backbone.injection, norm.weight, norm.variance_epsilon, head, backbone.block, count
+                backbone.injection, norm.weight, norm.variance_epsilon, head, backbone.block, count, tables
             )
             self._proposal = Proposal(speculator, count)
         return self._decoder, self._proposal

@@ -28,7 +28,10 @@ class Proposal:
         self.speculator = speculator
         self.slots, requests = speculator.num_speculative_steps, speculator.max_num_reqs
         device = speculator.draft_tokens.device
-        self._zeros = torch.zeros(requests, self.slots, device=device)
+        self._cold, self._unused = (
+            torch.zeros(requests, device=device),
+            torch.zeros(requests, self.slots, device=device),
+        )
         self._logits: Tensor | None = None
         if speculator.draft_logits is not None:
             vocabulary = speculator.draft_logits.shape[-1]
@@ -44,7 +47,7 @@ class Proposal:
         speculator = self.speculator
         tokens = speculator.draft_tokens[start:stop]
         if self._logits is None:
-            return Draws(self._zeros[start:stop, 0].contiguous(), self._zeros[start:stop], tokens)
+            return Draws(self._cold[start:stop], self._unused[start:stop], tokens)
         requests = self._requests(start, stop).clamp_min(0)
         positions = speculator.sample_pos[start * self.slots : stop * self.slots].view(-1, self.slots)
         uniforms = request_uniforms(speculator.seeds[requests], positions)

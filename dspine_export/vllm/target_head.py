@@ -74,7 +74,7 @@ class TargetHead:
             logits = torch.mm(normed, self.weight.T, out_dtype=torch.float32)
         batch, slots, vocabulary = normed.shape[0] // block, block - 1, logits.shape[1]
         ids = torch.empty(batch * slots, count, dtype=torch.int64, device=normed.device)
-        size = workspace_keys(batch * slots, vocabulary, count)
+        size = workspace_keys(batch * slots, vocabulary)
         top_candidates(logits, ids, torch.empty(size, dtype=torch.int64, device=normed.device), block)
         return self._merge(logits.view(batch, block, vocabulary)[:, 1:], ids.view(batch, slots, count))
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspine_export.runtime.device_copy import to_device
+
 COLUMN_STEP = 64  # attended columns are rounded up to it, so that kernels see few shapes, and aligned ones
 
 
@@ -54,7 +56,7 @@ class SlotView:
         # Neighbouring slots are read in place, others are gathered.
         contiguous = list(rows) == list(range(first, first + count))
         self._range = (first, count) if contiguous else None
-        self._index = torch.tensor(list(rows), device=self._device)
+        self._index = to_device(torch.tensor(list(rows)), self._device)
         self._positions, self._columns = self._index[:, None], 0
 
     def next_positions(self, count: int) -> Tensor:
@@ -64,7 +66,7 @@ class SlotView:
         np.minimum(positions, self._cache.capacity - 1, out=positions)
         last = min(max(self._starts) + count, self._cache.capacity)
         self._columns = min(-(-last // COLUMN_STEP) * COLUMN_STEP, self._cache.capacity)
-        return torch.from_numpy(positions).to(self._device)
+        return to_device(torch.from_numpy(positions), self._device)
 
     def begin(self, positions: Tensor) -> Tensor:
         """Announces the pass at `next_positions`; returns its mask, bool [N, 1, T, C']: key position <= own position."""

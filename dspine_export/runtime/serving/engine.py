@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from dspine_export.errors import DspineError
+from dspine_export.runtime.batch_buckets import batch_bucket
 from dspine_export.runtime.serving.admission import Admission, Limits
 from dspine_export.runtime.serving.counters import Counters
 from dspine_export.runtime.serving.handle import Handle, Sink
@@ -193,17 +195,31 @@ class Engine:
         self._scheduler.fail_all(UnavailableError("The engine has failed", got=reason, fix="restart the server"))
 
     def _warm_up(self) -> None:
-        """A prompt as long as the budget, then greedy and sampled rounds; on a GPU in batches of 1, 2, 4, .. streams, so that every
-        shape that a pass specialises on is met before the first request.
+        """A prompt as long as the budget, then greedy and sampled rounds; on a GPU in every batch and prompt size that passes are
+        captured for, so that no request waits for a capture.
         """
-        tokens, room = self.models.block_size + 1, self.settings.limits.max_seq_len
-        prompt = [0] * max(1, min(self.settings.chunk_tokens, room - tokens))
-        self.submit(Request(token_ids=prompt, max_tokens=min(tokens, room - 1), ignore_eos=True)).result()
-        most = self.settings.slots if self.models.target.device.type == "cuda" else 1
-        size = 1
-        while size <= most:
+        tokens, budget = self.models.block_size + 1, self.settings.chunk_tokens
+        longest = max(1, min(budget, self.settings.limits.max_seq_len - tokens))
+        on_gpu = self.models.target.device.type == "cuda"
+        self._serve(Request(token_ids=[0] * longest, max_tokens=tokens, ignore_eos=True), 1)
+        most = self.settings.slots if on_gpu else 1
+        for size in sorted({min(batch_bucket(n), most) for n in range(1, most + 1)}):
             for heat in (0.0, 1.0):
                 ask = Request(token_ids=[0], max_tokens=tokens, temperature=heat, top_p=0.9, ignore_eos=True)
-                for handle in [self.submit(ask) for _ in range(size)]:
-                    handle.result()
-            size = most if size < most < 2 * size else 2 * size
+                self._serve(ask, size)
+        for length in _doubling(self.models.block_size, longest) if on_gpu else ():
+            for count in _doubling(1, min(most, budget // length)):
+                self._serve(Request(token_ids=[0] * length, max_tokens=1), count)
+
+    def _serve(self, request: Request, count: int) -> None:
+        """Runs a request so many times at once, admitted together."""
+        with self._wake:  # the idle loop waits for this
+            handles = [self.submit(request) for _ in range(count)]
+        for handle in handles:
+            handle.result()
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspine_export.runtime.device_copy import to_device
 from dspine_export.runtime.executor import DrafterExecutor
 from dspine_export.runtime.proposal import first_slots
 from dspine_export.runtime.serving.clock import ModelClock
@@ -129,9 +130,11 @@ class SlotModels:
             ids[row, :count] = stream.prompt[stream.prefilled : stream.prefilled + count]
         ends = [n for n, stream in enumerate(streams) if stream.remaining_prompt == counts[n]]
         with self.clock.section("prefill"):
-            normed, hidden = self.target.states(self._cache.view(rows), torch.from_numpy(ids).to(self.target.device))
-            last = torch.tensor([counts[n] - 1 for n in ends], dtype=torch.int64, device=normed.device)
-            logits = self.target.logits(normed[torch.tensor(ends, device=normed.device), last]) if ends else None
+            normed, hidden = self.target.states(
+                self._cache.view(rows), to_device(torch.from_numpy(ids), self.target.device)
+            )
+            last = to_device(torch.tensor([counts[n] - 1 for n in ends], dtype=torch.int64), normed.device)
+            logits = self.target.logits(normed[to_device(torch.tensor(ends), normed.device), last]) if ends else None
             self._append(streams, hidden, counts)
         self._cache.advance(rows, counts)
         for stream, count in zip(streams, counts, strict=True):
@@ -143,7 +146,7 @@ class SlotModels:
         device = self.target.device
         widths = [self._width(stream) for stream in streams]
         table = np.array([[stream.anchor for stream in streams], widths], dtype=np.int64)
-        anchors, checked = torch.from_numpy(table).to(device)
+        anchors, checked = to_device(torch.from_numpy(table), device)
         drafting = [n for n, width in enumerate(widths) if width]
         draft = None
         if drafting:
@@ -179,7 +182,7 @@ class SlotModels:
         if going and self.executor is not None:
             hidden = done.hidden
             if len(going) < len(streams):
-                hidden = hidden[torch.tensor(going, device=hidden.device)]
+                hidden = hidden[to_device(torch.tensor(going), hidden.device)]
             with self.clock.section("append"):
                 self._append([streams[n] for n in going], hidden, counts)
 
@@ -191,7 +194,7 @@ class SlotModels:
         step = self.executor.max_batch or len(chosen)
         for start in range(0, len(chosen), step):
             part = chosen[start : start + step]
-            picked = hidden if len(part) == len(streams) else hidden[torch.tensor(part, device=hidden.device)]
+            picked = hidden if len(part) == len(streams) else hidden[to_device(torch.tensor(part), hidden.device)]
             taken, rows = [counts[n] for n in part], [streams[n].slot for n in part]
             self.executor.append_context(self._contexts, picked, torch.tensor(taken), rows)
             for row, count in zip(rows, taken, strict=True):
@@ -214,11 +217,11 @@ class SlotModels:
         """Blocks of `width` tokens for all rows of the pass; only rows `where`, those of `streams`, hold drafts."""
         executor, every = self.executor, anchors.shape[0]
         assert executor is not None
-        index = None if len(where) == every else torch.tensor(where, device=anchors.device)
+        index = None if len(where) == every else to_device(torch.tensor(where), anchors.device)
         chosen = anchors if index is None else anchors[index]
-        heat = torch.tensor([stream.temperature for stream in streams]).to(anchors.device)
+        heat = to_device(torch.tensor([stream.temperature for stream in streams]), anchors.device)
         uniforms = np.stack([stream.begin_round()[: self.block_size - 1] for stream in streams])
-        draws = torch.from_numpy(uniforms).to(anchors.device)
+        draws = to_device(torch.from_numpy(uniforms), anchors.device)
         parts: list[_Proposal] = []
         step = executor.max_batch or len(streams)
         for start in range(0, len(streams), step):
@@ -238,10 +241,10 @@ class SlotModels:
         slots = self.block_size - 1
         draws = np.stack([streams[n].begin_round() for n in sampled])
         heat = np.array([(streams[n].temperature, streams[n].top_p) for n in sampled], dtype=np.float32)
-        table = torch.from_numpy(np.concatenate((heat, draws), axis=1)).to(widths.device)
+        table = to_device(torch.from_numpy(np.concatenate((heat, draws), axis=1)), widths.device)
         nucleus = table[:, 1] if any(streams[n].top_p < 1 for n in sampled) else None
         accept = table[:, 2 + slots : 2 + slots + drafted]
-        rows = torch.tensor(sampled, device=widths.device)
+        rows = to_device(torch.tensor(sampled), widths.device)
         return Rules(widths, rows, table[:, 0], nucleus, accept, table[:, -1].contiguous())
 
 

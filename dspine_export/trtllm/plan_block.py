@@ -13,6 +13,8 @@ from dspine_export.trtllm.block_executors import last_block
 from dspine_export.trtllm.chain_logits import chain_logits
 from dspine_export.trtllm.worker_cache import WorkerContext
 
+_PAGE = 256  # the worker rounds its cache up, a page at most
+
 
 class PlanSession(Protocol):
     """A draft plan that runs on the current stream; see `runtime.plan_runner`."""
@@ -26,7 +28,7 @@ class PlanBlock:
 
     Args:
         columns: most cache columns the plan's profile takes; the worker's cache is cut there, which is right as long as no sequence
-            is longer (the generated config.yaml sees to it). None for a session without limit.
+            is longer (the generated config.yaml sees to it; a much larger cache is refused). None for a session without limit.
         copies: copy committed columns only, by a kernel; else the whole cache is read, by torch.
     """
 
@@ -75,6 +77,15 @@ class PlanBlock:
 
     def _cache(self, context: WorkerContext, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [G, L, Hkv, C, D], contiguous."""
+        room = self.config.block_size + _PAGE
+        if self._columns is not None and context.columns > self._columns + room:
+            raise UsageError(
+                "TensorRT-LLM serves longer sequences than the plan was built for",
+                where="max_seq_len in config.yaml",
+                got=f"a context cache of {context.columns} columns",
+                expected=f"max_seq_len {self._columns} (a cache of at most {self._columns + room})",
+                fix="lower max_seq_len, or build --resume OUT with a larger --max-seq-len",
+            )
         if not self._copies:
             keys, values = context.read()
             return keys[:, :, :, : self._columns].contiguous(), values[:, :, :, : self._columns].contiguous()

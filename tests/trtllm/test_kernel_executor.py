@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from dspine_kernels.paged import copy_committed, copy_committed_reference
 
 from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
+from dspine_export.errors import UsageError
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import LoadedCheckpoint
 from dspine_export.trtllm.block_executors import TorchBlock
@@ -136,6 +137,17 @@ def test_plan_gets_the_same_committed_columns_either_way(checkpoint: Checkpoint,
         assert torch.equal(whole[0, :, :, :17], copied[0, :, :, :17])
         assert torch.equal(whole[1, :, :, :2], copied[1, :, :, :2])
         assert not copied[1, :, :, 2:].any()  # masked columns reach the attention: finite
+
+
+def test_plan_refuses_longer_sequences_than_its_profile(checkpoint: Checkpoint, tables: Tables) -> None:
+    """An edited max_seq_len would otherwise cut contexts silently; the rounding of the worker's cache is no reason."""
+    config = checkpoint.config
+    keys, values = caches(1, 300, config.num_layers, config.num_kv_heads, config.head_dim, dense=True)
+    context = open_context(keys, values, torch.tensor([0], device=DEVICE), None, None)
+    anchors, lengths = torch.tensor([4], device=DEVICE), torch.tensor([17], device=DEVICE)
+    PlanBlock(config, Recorder(), tables.embed_tokens, tables.lm_head, columns=40).draft(anchors, context, lengths)
+    with pytest.raises(UsageError, match=r"(?s)300 columns.*max_seq_len 39"):
+        PlanBlock(config, Recorder(), tables.embed_tokens, tables.lm_head, columns=39).draft(anchors, context, lengths)
 
 
 def test_weights_are_shared_not_doubled(checkpoint: Checkpoint, tables: Tables) -> None:

@@ -97,15 +97,19 @@ def _installed() -> list[tuple[str, str]]:
 
 
 def _calls_plugins(bundle: Bundle, engine: EngineEntry) -> bool:
-    report = bundle.file(engine.id) / REPORT_NAME
-    if not report.is_file():
+    report = _report(engine)
+    if all(entry.path != report for entry in bundle.manifest.files):
         return engine.plugin_library is not None
-    plans = json.loads(report.read_text(encoding="utf-8")).get("plans", [])
+    plans = json.loads(bundle.file(report).read_text(encoding="utf-8")).get("plans", [])
     return any(plan.get("network", {}).get("plugin_layers") for plan in plans)
 
 
+def _report(engine: EngineEntry) -> str:
+    return f"{engine.id}/{REPORT_NAME}"
+
+
 def check_plan(bundle: Bundle, engine: EngineEntry, host: PlanHost) -> None:
-    """Refuse a plan that does not fit: library and version, GPU, plugin interface, then the files' hashes.
+    """Refuse a plan that does not fit: library and version, GPU, plugin interface, the files' hashes, the plugin library.
 
     Raises:
         DependencyError, VerificationError: as `choose_engine`.
@@ -113,11 +117,13 @@ def check_plan(bundle: Bundle, engine: EngineEntry, host: PlanHost) -> None:
     where = bundle.file(engine.id)
     _check_library(bundle, engine, host, where)
     _check_gpu(bundle, engine, host, where)
-    _check_plugins(bundle, engine, where)
+    _check_plugin_abi(bundle, engine, where)
     recorded = {entry.path: entry for entry in bundle.manifest.files}
     named = [*engine.plans.values(), *([engine.plugin_library] if engine.plugin_library else [])]
-    for relative in named:
+    report = [_report(engine)] if _report(engine) in recorded else []
+    for relative in (*named, *report):
         _check_hash(bundle, bundle.file(relative), recorded[relative].sha256)
+    _check_plugin_library(bundle, engine)
 
 
 def rebuild_command(bundle: Bundle) -> str:
@@ -172,8 +178,9 @@ def _covers(listed: str, capability: tuple[int, int]) -> bool:
     return capability >= own if match[3] else capability == own
 
 
-def _check_plugins(bundle: Bundle, engine: EngineEntry, where: Path) -> None:
-    from dspine_plugins import ABI_MAJOR, load_abi
+def _check_plugin_abi(bundle: Bundle, engine: EngineEntry, where: Path) -> None:
+    """As the manifest records it."""
+    from dspine_plugins import ABI_MAJOR
 
     if engine.plugin_abi is None:
         return
@@ -185,6 +192,12 @@ def _check_plugins(bundle: Bundle, engine: EngineEntry, where: Path) -> None:
             expected=f"{ABI_MAJOR}.x",
             fix=rebuild_command(bundle),
         )
+
+
+def _check_plugin_library(bundle: Bundle, engine: EngineEntry) -> None:
+    """As the library says itself, which runs its code: only once it is known to be the file that was built."""
+    from dspine_plugins import ABI_MAJOR, load_abi
+
     if engine.plugin_library is None:
         return
     library = bundle.file(engine.plugin_library)

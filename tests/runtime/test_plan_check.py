@@ -128,7 +128,17 @@ def test_library_of_another_abi_major(tmp_path: Path, library_abi: dict[str, int
     assert LIBRARY in str(error) and f"{ABI_MAJOR + 1}.0" in str(error)
 
 
-@pytest.mark.parametrize("name", [f"{ID}/draft.plan", f"{ID}/context.plan", LIBRARY])
+def test_changed_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a library runs code of it, so its hash comes first."""
+    opened: list[Path] = []
+    monkeypatch.setattr(dspine_plugins, "load_abi", lambda path, require_major=None: opened.append(path))
+    bundle = make_bundle(tmp_path)
+    (tmp_path / LIBRARY).write_bytes(b"another")
+    assert isinstance(refusal(bundle), VerificationError)
+    assert opened == []
+
+
+@pytest.mark.parametrize("name", [f"{ID}/draft.plan", f"{ID}/context.plan", f"{ID}/build.json", LIBRARY])
 def test_changed_file(tmp_path: Path, name: str) -> None:
     bundle = make_bundle(tmp_path)
     (tmp_path / name).write_bytes(b"x" * (tmp_path / name).stat().st_size)

@@ -13,6 +13,7 @@ from dspine_export.doctor.machine import check_machine
 from dspine_export.doctor.python_packages import check_optional, check_python, check_required, required_packages
 from dspine_export.doctor.toolchain import check_compilers, check_plugins, check_tritonserver
 from dspine_export.doctor.trtllm import check_trtllm_hooks
+from dspine_export.doctor.vllm import check_vllm_hooks
 
 
 def examine(*, fix: bool = False) -> list[Check]:
@@ -27,6 +28,7 @@ def examine(*, fix: bool = False) -> list[Check]:
         check_machine,
         check_optional,
         check_trtllm_hooks,
+        check_vllm_hooks,
         check_tritonserver,
     ]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

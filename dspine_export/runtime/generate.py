@@ -143,6 +143,7 @@ class _Loop:
         draft = self._propose(heat)
         drafted = 0 if draft is None else draft.tokens.shape[1]
         block = self.anchors[:, None] if draft is None else torch.cat((self.anchors[:, None], draft.tokens), dim=1)
+        self.state.longest = self._longest()
         step = self.target.verify(self.state, block)
         logits = nucleus(step.logits, heat, self.settings.top_p)
         accepted, following = self._judge(logits, draft, heat)
@@ -166,8 +167,7 @@ class _Loop:
             return None
         block = executor.config.block_size
         # The cache must take this round's tokens as well, and near the limit a full block would only be thrown away.
-        longest = max(sequence.prompt_length + len(sequence.tokens) - 1 for sequence in self.sequences)
-        if executor.max_context is not None and longest + block > executor.max_context:
+        if executor.max_context is not None and self._longest() + block > executor.max_context:
             self.executor = self.contexts = None
             return None
         width = min(block, max(sequence.remaining for sequence in self.sequences)) - 1
@@ -178,6 +178,10 @@ class _Loop:
         if self.settings.temperature > 0:
             uniforms.uniform_(generator=self.generator)
         return first_slots(executor.draft_from(contexts, self.anchors, heat, uniforms), width)
+
+    def _longest(self) -> int:
+        """Committed tokens of the longest sequence, its anchor not counted."""
+        return max(sequence.prompt_length + len(sequence.tokens) - 1 for sequence in self.sequences)
 
     def _judge(self, logits: Tensor, draft: DraftOutput | None, heat: Tensor) -> tuple[Tensor, Tensor]:
         """Accepted drafts and the token after them, int64 [N] each. logits [N, 1 + k, V]"""

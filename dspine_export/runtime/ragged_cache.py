@@ -22,11 +22,15 @@ ATTENTION = "dspine_ragged"
 
 
 class RaggedCache:
-    """Keys and values [N, Hkv, C, D] of every target layer. C is fixed; `lengths` int64 [N] counts committed tokens."""
+    """Keys and values [N, Hkv, C, D] of every target layer. C is fixed; `lengths` int64 [N] counts committed tokens.
+
+    `longest` may hold the largest of them for the next pass, which then need not ask the device.
+    """
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], lengths: Tensor) -> None:
         self.keys, self.values, self.lengths = keys, values, lengths
         self._positions, self._columns = lengths[:, None], 0
+        self.longest: int | None = None
 
     @classmethod
     def empty(cls, layers: int, shape: tuple[int, int, int, int], like: Tensor) -> RaggedCache:
@@ -50,7 +54,8 @@ class RaggedCache:
 
     def begin(self, positions: Tensor) -> Tensor:
         """Announces the positions, int64 [N, T], of the next pass; returns its mask, bool [N, 1, T, C']: key position <= own position."""
-        self._positions, self._columns = positions, int(positions.max()) + 1
+        last = int(positions.max()) if self.longest is None else self.longest + positions.shape[1] - 1
+        self._positions, self._columns, self.longest = positions, last + 1, None
         column = torch.arange(self._columns, device=positions.device)
         return (column <= positions.unsqueeze(-1)).unsqueeze(1)
 

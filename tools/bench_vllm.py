@@ -19,7 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.vllm_engine import model_runner, one_process, random_prompts, set_synthetic_length, timed_batch
+from tools.vllm_engine import (
+    draft_graph_us,
+    model_runner,
+    one_process,
+    random_prompts,
+    set_synthetic_length,
+    timed_batch,
+)
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b": {
@@ -112,6 +119,9 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
             print(name, row, flush=True)
             result["rows"].append(row)
             write(a.out / f"{name}.json", result)
+    if lengths:
+        result["draft_graph_us"] = draft_graph_us(model_runner(llm))
+        print("graph", name, result["draft_graph_us"], flush=True)
     if name == "dspine":
         result["drafts"] = check_drafts(llm, a)
         print("drafts", result["drafts"], flush=True)

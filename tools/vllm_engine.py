@@ -86,6 +86,24 @@ def timed_batch(llm: Any, prompts: list[Any], max_tokens: int, *, stop_at_end: b
     return Timed(seconds, sum(map(len, outputs)), 1 + accepted / drafts if drafts else None, outputs)
 
 
+def draft_graph_us(runner: Any, replays: int = 50) -> dict[int, float]:
+    """Microseconds of one replay of the drafter's CUDA graph (context and block), by requests; empty where nothing was captured."""
+    import torch
+
+    manager = getattr(runner.speculator, "query_cudagraph_manager", None)
+    found: dict[int, float] = {}
+    for shape, graph in (manager.graphs if manager is not None else {}).items():
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found[shape.num_reqs] = round(start.elapsed_time(end) * 1000 / replays, 1)
+    return dict(sorted(found.items()))
+
+
 def draft_counters(llm: Any) -> dict[str, float]:
     """vLLM's counters of drafts and accepted tokens so far."""
     names = {"vllm:spec_decode_num_drafts": "drafts", "vllm:spec_decode_num_accepted_tokens": "accepted"}

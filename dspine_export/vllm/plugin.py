@@ -11,6 +11,7 @@ from typing import Any, get_args
 from dspine_export.errors import DependencyError
 from dspine_export.vllm.command_line import extend_command_line
 from dspine_export.vllm.engine_arguments import extend_engine_arguments, refuse_dspine
+from dspine_export.vllm.older_vllm import reserve_the_anchor
 from dspine_export.vllm.serving_config import ARCHITECTURE, METHOD, speculators_config
 from dspine_export.vllm.signatures import compare, live_signature
 from dspine_export.vllm.snapshots import REPLACED
@@ -36,6 +37,8 @@ def install() -> None:
         release = require_release(vllm.__version__)
         _require_signatures(engine_args, vllm.__version__)
         _register_model()
+        if release.is_older:
+            reserve_the_anchor(importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler)
     except Exception as error:  # whatever it is, it must reach the user who asks for dspine, and nobody else
         refuse_dspine(engine_args, str(error))
     else:

@@ -21,18 +21,18 @@ class Release:
     Attributes:
         state: ``run`` where the tests of this project pass in it, ``signature-checked`` where its sources were only compared.
         asks_the_model: its DSpark speculator calls the draft model's own ``sample_sequential``; elsewhere `walk_hook` does.
-        reserves_the_anchor: its scheduler keeps K + 1 slots for a block whose anchor predicts nothing; elsewhere `lookahead` does.
+        is_older: it lacks what `older_vllm` adds.
     """
 
     line: str
     state: Literal["run", "signature-checked"]
     hooks: tuple[Hook, ...]
     asks_the_model: bool = False
-    reserves_the_anchor: bool = True
+    is_older: bool = False
 
 
 RELEASES: tuple[Release, ...] = (
-    Release("0.26", "signature-checked", HOOKS_0_26, reserves_the_anchor=False),
+    Release("0.26", "signature-checked", HOOKS_0_26, is_older=True),
     Release("0.32", "run", HOOKS_0_32),
     Release("0.33", "run", HOOKS_0_33, asks_the_model=True),
 )

@@ -6,8 +6,10 @@ import functools
 import importlib
 from typing import Any
 
+from dspine_export.vllm.older_vllm import choose_the_backbone
 from dspine_export.vllm.versions import release_for
 
+_DFLASH = "vllm.model_executor.models.qwen3_dflash"
 _SPECULATOR = "vllm.v1.worker.gpu.spec_decode.dspark.speculator"
 _MARK = "asks_the_model"
 
@@ -17,6 +19,8 @@ def install_walk_hook() -> None:
     release = release_for(importlib.import_module("vllm").__version__)
     if release is not None and release.asks_the_model:
         return
+    if release is not None and release.is_older:
+        choose_the_backbone(importlib.import_module(_DFLASH))
     speculator: Any = importlib.import_module(_SPECULATOR).DSparkSpeculator
     original = speculator._sample_sequential
     if getattr(original, _MARK, False):

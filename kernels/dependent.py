@@ -16,7 +16,10 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 NOT, EARLY, LATE = 0, 1, 2  # when the successor may start; not dependent at all where that measured best
-STARTS: dict[str, int] = {}
+STARTS: dict[str, int] = {
+    "_merge": EARLY,
+    **dict.fromkeys(("_messages", "_gate", "_rms_norm", "_silu_mul", "_write_and_norm", "_block_maxima"), NOT),
+}
 DEFAULT_START = LATE
 
 
@@ -39,6 +42,19 @@ def wait_previous(PDL: tl.constexpr):
     """Returns when the previous kernel is complete and its writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers, size_bytes):
+    """Asks the L2 cache for size_bytes (multiples of 16, or 0) from each of the 16-byte aligned pointers. Nothing waits for it."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers.to(tl.int64), size_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @functools.cache

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.dependent import dependent, prefetch, start_early, start_next, wait_previous
+from dspine_kernels.device import stages_that_fit
 from torch import Tensor
 
 CONTEXT_TILE, STAGES, WARPS = 64, 3, 4  # keys per step, buffered steps
+AHEAD = 0  # keys per program, and their values, that the L2 cache is asked for before the previous kernel is complete
 LOG2_E = 1.4426950408889634
 
 
@@ -41,18 +43,27 @@ def _attend(
     capacity, row_stride, sequence_stride, eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr, DIRECT: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, DIRECT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head, n, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     start_early(PDL)
-    wait_previous(PDL)
+    # Slots, lengths and the cache are older than the kernel before: they need not wait.
     owner = tl.load(slots + n) if SLOTS else n
     length = tl.load(lengths + owner)
     lowest = tl.maximum(length - window + 1, 0) if WINDOW else 0  # the first key that the block's first row sees
     share = tl.cdiv(tl.cdiv(length - lowest, splits), BC) * BC
     begin = lowest + split * share
     end = tl.minimum(begin + share, length)
+    base = owner.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
+    if PDL and AHEAD:
+        asked = begin + tl.arange(0, 128) * (AHEAD // 128)
+        size = tl.maximum(tl.minimum(end - asked, AHEAD // 128), 0).to(tl.int32) * (
+            DIM * keys.dtype.element_ty.primitive_bitwidth // 8
+        )
+        prefetch(keys + base + asked.to(tl.int64) * DIM, size)
+        prefetch(values + base + asked.to(tl.int64) * DIM, size)
+    wait_previous(PDL)
     rq = tl.arange(0, BQ)
     at_stats = ((n * splits + split) * KV_HEADS + kv_head).to(tl.int64) * BQ + rq
     if (split > 0) & (begin >= end):
@@ -90,7 +101,6 @@ def _attend(
         v_at = row[:, None] + (HEADS + KV_HEADS + kv_head) * DIM + at_dim[None, :]
         v = tl.load(v_at, mask=k_ok[:, None] & dim_ok[None, :], other=0.0)
         acc = tl.dot(weights.to(kind), v, input_precision=PRECISION)
-    base = owner.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
     key_base, value_base = keys + base, values + base
     for start in range(begin, end, BC):
         column = start + tl.arange(0, BC)
@@ -183,12 +193,17 @@ def block_attention(
     wide = qkv.element_size() == 4
     bb = max(16, triton.next_power_of_2(block))
     bq = triton.next_power_of_2(heads // kv_heads) * bb
+    half = max(16, triton.next_power_of_2(dim // 2))
+    stages = stages_that_fit(
+        qkv.device, STAGES, 2 * CONTEXT_TILE * 2 * half * qkv.element_size(), 2 * bq * 2 * half * qkv.element_size()
+    )
     _attend[(kv_heads, batch, splits)](
         qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats,
         capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
-        HALF=max(16, triton.next_power_of_2(dim // 2)), BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",
-        SLOTS=slots is not None, DIRECT=splits == 1, num_warps=WARPS, num_stages=1 if wide else STAGES, **dependent(_attend, qkv),
+        HALF=half, BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",
+        SLOTS=slots is not None, DIRECT=splits == 1, AHEAD=AHEAD, num_warps=WARPS, num_stages=1 if wide else stages,
+        **dependent(_attend, qkv),
     )  # fmt: skip
     if splits > 1:
         _merge[(batch * block, heads)](

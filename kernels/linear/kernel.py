@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.device import stages_that_fit
 from dspine_kernels.topk.kernel import LOWEST, order_keys
 from torch import Tensor
 
@@ -31,6 +32,7 @@ def _linear(
     x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales,
     rows, columns, depth, share, tiles_in, width, eps, block, squares_columns,
     PAIR: tl.constexpr, NORMED: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    LEAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
@@ -42,13 +44,19 @@ def _linear(
     begin = split * share
     end = tl.minimum(begin + share, depth)
     w_row = weight + tl.minimum(rm, columns - 1).to(tl.int64) * depth
-    wait_previous(PDL)
     w_at = w_row[:, None] + rk[None, :]
+    if LEAD:  # the weight is nobody's output: its first step need not wait
+        lead = tl.load(w_at + begin, mask=(begin + rk < end)[None, :], other=0.0)
+    wait_previous(PDL)
     x_at = x + tl.minimum(rn, rows - 1).to(tl.int64)[None, :] * depth + rk[:, None]
     acc = tl.zeros((BM, BN), tl.float32)
     if PAIR:
         up = tl.zeros((BM, BN), tl.float32)
         up_at = w_at + columns.to(tl.int64) * depth
+    if LEAD:
+        a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
+        acc = tl.dot(lead.to(a.dtype), a, acc, input_precision=PRECISION)
+        begin += BK
     for k in range(begin, end, BK):
         if EVEN:
             w = tl.load(w_at + k)
@@ -118,6 +126,7 @@ class Plan:
     splits: int
     warps: int
     stages: int
+    lead: bool = False  # the first step of the weight is read before the previous kernel is complete; not for pairs
 
     def tiles(self, columns: int) -> int:
         """Tiles along the weight: the number of parts of the sums of squares that an adding product leaves."""
@@ -166,17 +175,19 @@ def linear(
     """
     rows, depth = x.shape
     columns = out.shape[1]
-    assert not (pair and plan.splits > 1)
+    assert not (pair and (plan.splits > 1 or plan.lead))
     share = triton.cdiv(triton.cdiv(depth, plan.splits), plan.depth) * plan.depth
     assert share * (plan.splits - 1) < depth
+    step = (weight.element_size() * plan.weight_rows * (1 + pair) + x.element_size() * plan.rows) * plan.depth
+    stages = stages_that_fit(x.device, plan.stages, step)
     _linear[(triton.cdiv(rows, plan.rows), plan.tiles(columns), plan.splits)](
         x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales,
         rows, columns, depth, share, 1 if squares is None else squares.shape[0], norm_width, eps, block,
         squares_columns or columns,
         PAIR=pair, NORMED=squares is not None and not write, ADD=residual is not None, WRITE=write,
-        SPLITS=plan.splits, EVEN=depth % plan.depth == 0, BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
+        SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
         TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),
-        PRECISION="ieee" if x.element_size() == 4 else "tf32", LOWEST=LOWEST, num_warps=plan.warps, num_stages=plan.stages,
+        PRECISION="ieee" if x.element_size() == 4 else "tf32", LOWEST=LOWEST, num_warps=plan.warps, num_stages=stages,
         **dependent(_linear, x),
     )  # fmt: skip
     return out

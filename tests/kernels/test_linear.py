@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.kernels.comparison import close, poisoned, randn
 
-PLANS = [Plan(16, 16, 32, 1, 2, 2), Plan(32, 16, 32, 3, 4, 2), Plan(64, 32, 64, 2, 4, 2)]
+PLANS = [Plan(16, 16, 32, 1, 2, 2), Plan(32, 16, 32, 3, 4, 2), Plan(64, 32, 64, 2, 4, 2, lead=True)]
 SHAPES = [(6, 72, 136), (16, 128, 192), (35, 40, 264)]  # rows of x, rows of the weight, depth
 
 

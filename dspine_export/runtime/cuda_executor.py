@@ -66,6 +66,7 @@ class CudaExecutor:
     name = "torch"
     max_context: int | None = None
     max_batch: int | None = None
+    attends_capacity = False
 
     def __init__(self, drafter: Drafter, weights: WeightFormat = "full") -> None:
         self.config = drafter.config

@@ -43,13 +43,15 @@ class DrafterExecutor(Protocol):
     """A drafter that can be run. Symbols: N sequences, T tokens, A taps, d hidden size, B block size, K candidates.
 
     N is the number of `rows`: distinct slots of the state, as integers on the host (a tensor is read back); None are all, in order.
-    `max_context` and `max_batch` (rows of one call) are limits of a compiled plan, None where there are none.
+    `max_context` and `max_batch` (rows of one call) are limits of a compiled plan, None where there are none. `attends_capacity`: a draft
+    reads all columns of the cache, so one much larger than its text is paid for; otherwise growing is what costs.
     """
 
     name: str
     config: DrafterConfig
     max_context: int | None
     max_batch: int | None
+    attends_capacity: bool
 
     def new_state(self, batch: int, capacity: int = 0) -> Any:
         """An empty cache for a batch; `capacity` (tokens) is a hint, the cache grows by itself."""
@@ -88,6 +90,7 @@ class CachedExecutor(ABC):
     """
 
     name = ""
+    attends_capacity = True
 
     def __init__(
         self,

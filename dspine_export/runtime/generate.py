@@ -105,7 +105,9 @@ def _start(
     block = 1 if executor is None else executor.config.block_size
     capacity = max(s.prompt_length + s.limit for s in sequences) + block
     state = target.new_state(len(prompts), capacity)
-    contexts = None if executor is None else executor.new_state(len(prompts), longest)
+    contexts = None
+    if executor is not None:
+        contexts = executor.new_state(len(prompts), longest if executor.attends_capacity else capacity)
 
     def keep_context(hidden: Tensor, counts: Tensor) -> None:
         if executor is not None and contexts is not None:

@@ -22,7 +22,10 @@ from dspine_export.model.loading import load_checkpoint
 from dspine_export.model.output import DraftOutput
 from dspine_export.runtime import context_cache
 from dspine_export.runtime.cuda_executor import CudaExecutor
+from dspine_export.runtime.generate import generate_batch
+from dspine_export.runtime.generation import Settings
 from dspine_export.runtime.load_target import open_target
+from dspine_export.runtime.open_executor import open_executor
 from dspine_export.runtime.torch_executor import TorchExecutor
 from tests.runtime.pairs import Pair, write_drafter
 
@@ -149,6 +152,24 @@ def test_bad_arguments(both: Both) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             call()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_generation_equals_the_eager_model_s(tiny_pair: Pair, temperature: float) -> None:
+    """The whole loop, sequences of different lengths ending at different rounds; the pool is shared by consecutive generations."""
+    target = open_target(tiny_pair.target, (0, 2), device="cuda")
+    tables = target.embed_tokens, target.lm_head
+    eager, kernels = (open_executor(name, tiny_pair.drafter, *tables) for name in ("eager", "torch"))
+    assert isinstance(kernels, CudaExecutor)
+    prompts = [[1, 2, 3], list(range(40)), [250, 7], [9] * 19, [4]]
+    settings = Settings(40, temperature=temperature, eos_ids=frozenset({11}))
+    want = generate_batch(target, eager, prompts, settings)
+    for _ in range(2):
+        got = generate_batch(target, kernels, prompts, settings)
+        assert [result.token_ids for result in got] == [result.token_ids for result in want]
+    assert want[0].statistics == got[0].statistics
 
 
 @pytest.mark.gpu

@@ -95,7 +95,7 @@ def test_the_example_pair_prompt_by_prompt(example: Example) -> None:
 class MostlyRight:
     """Proposes the target's own continuation, now and then spoilt: every acceptance length occurs, rows run apart."""
 
-    name, max_context, max_batch = "mostly right", None, None
+    name, max_context, max_batch, attends_capacity = "mostly right", None, None, True
 
     def __init__(self, example: Example, block: int = 8) -> None:
         self.config: Any = SimpleNamespace(block_size=block, vocab_size=example.target.lm_head.shape[0])

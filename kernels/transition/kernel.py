@@ -128,10 +128,11 @@ class TransitionScratch:
         """Scratch in the dtype and on the device of `like`."""
         device, parts = like.device, triton.cdiv(m, MESSAGE_PART)
         return cls(
-            *(like.new_empty(rows * count, m) for _ in range(2)),
-            torch.empty(rows, parts, count, device=device),
-            torch.zeros(rows, count, dtype=torch.int32, device=device),
-            torch.empty(rows, count, count, device=device),
+            z=like.new_empty(rows * count, m),
+            gram_z=like.new_empty(rows * count, m),
+            unary=torch.empty(rows, parts, count, device=device),
+            choices=torch.zeros(rows, count, dtype=torch.int32, device=device),
+            soft=torch.empty(rows, count, count, device=device),
         )
 
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed")
+triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from dspine_kernels.linear import Plan, Workspace, linear, linear_reference
+from dspine_kernels.linear import Plan, Workspace, linear, linear_reference, plan_for
+from dspine_kernels.topk import select_candidates
 from torch import Tensor
 
 from tests.kernels.comparison import close, poisoned, randn
 
 PLANS = [Plan(16, 16, 32, 1, 2, 2), Plan(32, 16, 32, 3, 4, 2), Plan(64, 32, 64, 2, 4, 2, lead=True)]
-SHAPES = [(6, 72, 136), (16, 128, 192), (35, 40, 264)]  # rows of x, rows of the weight, depth
+SHAPES = [(6, 72, 136), (16, 64, 192), (35, 40, 136)]  # rows of x, rows of the weight, depth
 
 
 def _squares(x: Tensor, parts: int) -> Tensor:
     return x.float().pow(2).unflatten(-1, (parts, -1)).sum(-1).T.contiguous()
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.weight_rows}x{plan.rows}x{plan.depth}s{plan.splits}")
-@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+@pytest.mark.parametrize(
+    ("plan", "rows", "columns", "depth"), [(plan, *shape) for plan, shape in zip(PLANS, SHAPES, strict=True)]
+)
 def test_linear(
     plan: Plan, rows: int, columns: int, depth: int, device: torch.device, dtypes: tuple[torch.dtype, ...]
 ) -> None:
@@ -80,3 +82,39 @@ def test_pair(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
         keywords = {"squares": squares, "norm_width": depth, "eps": 1e-6, "pair": True}
         linear(x, weight, out, plan, Workspace.for_plans([], device), **keywords)
         close(out, linear_reference(x, weight, **keywords), dtype)
+
+
+def test_narrow_weight_and_kept_scales(device: torch.device) -> None:
+    """A weight in a narrower type, widened in registers, with one scale per row; paired, gate and up have their own."""
+    plan, rows, columns, depth = Plan(32, 16, 32, 1, 4, 2), 5, 24, 40
+    x = torch.randn(rows, depth, device=device)
+    weight, scales = torch.randn(2 * columns, depth, device=device).half(), torch.rand(2 * columns, device=device) + 0.5
+    workspace = Workspace.for_plans([], device)
+    for pair in (False, True):
+        out = poisoned(rows, columns if pair else 2 * columns, device=device)
+        linear(x, weight, out, plan, workspace, pair=pair, scales=scales)
+        close(out, linear_reference(x, weight.float() * scales[:, None], pair=pair), torch.float32)
+
+
+def test_largest_keys_of_tiles(device: torch.device) -> None:
+    """What selection reads: per tile the largest logit's key, of every row but the anchors'."""
+    plan, rows, columns, depth, block = Plan(32, 16, 32, 1, 4, 2), 8, 72, 40, 4
+    x, weight = torch.randn(rows, depth, device=device), torch.randn(columns, depth, device=device)
+    logits, keys = (
+        poisoned(rows, columns, device=device),
+        torch.zeros(6, plan.tiles(columns), dtype=torch.int64, device=device),
+    )
+    linear(x, weight, logits, plan, Workspace.for_plans([], device), keys=keys, block=block)
+    ids = torch.full((6, 5), -1, dtype=torch.int64, device=device)
+    select_candidates(logits, ids, keys, plan.weight_rows, block)
+    slots = torch.arange(rows, device=device) % block > 0
+    assert torch.equal(ids, logits[slots].topk(5, dim=-1).indices)
+
+
+def test_plans_cover_their_shapes() -> None:
+    """Every share of the depth has work, whatever the shape."""
+    for rows in (1, 16, 17, 40, 512):
+        for columns, depth in ((8, 8), (4096, 512), (1000, 776), (64, 4096), (151936, 4096)):
+            plan = plan_for(rows, columns, depth, 2)
+            share = triton.cdiv(triton.cdiv(depth, plan.splits), plan.depth) * plan.depth
+            assert share * (plan.splits - 1) < depth

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from dspine_export.errors import UsageError
 from dspine_export.runtime.serving.engine import Engine
-from dspine_export.runtime.serving.handle import Failed, Handle
+from dspine_export.runtime.serving.handle import Failed, Handle, Piece
 from dspine_export.runtime.serving.outcomes import (
     CancelledError,
     DeadlineError,
@@ -20,7 +21,7 @@ from dspine_export.runtime.serving.outcomes import (
 )
 from dspine_export.runtime.serving.request import Request
 from tests.runtime.conftest import Opened
-from tests.serving.conftest import MAX_SEQ_LEN, Serve
+from tests.serving.conftest import MAX_SEQ_LEN, Serve, random_prompt
 
 LONG = {"max_tokens": MAX_SEQ_LEN - 10, "ignore_eos": True}
 
@@ -292,3 +293,28 @@ def test_figures_add_up(serve: Serve) -> None:
     assert all(seconds > 0 for seconds in counts["model_seconds"].values()) and counts["serving_seconds"] > 0
     for completion in done:
         assert 0 <= completion.queue_seconds <= completion.first_token_seconds <= completion.seconds
+
+
+def test_clients_that_change_their_minds(serve: Serve) -> None:
+    """Cancelled, expired and refused requests among ordinary ones: everything is answered once, and nothing is left behind."""
+    engine = serve(slots=3, max_queue=12, chunk_tokens=16)
+    rng, handles, refused = random.Random(0), [], 0
+    for number in range(40):
+        fields = {"deadline_seconds": rng.choice((0.01, 0.1))} if rng.random() < 0.25 else {}
+        request = Request(token_ids=random_prompt(number), max_tokens=rng.randrange(1, 30), **fields)
+        try:
+            handles.append(engine.submit(request))
+        except OverloadedError:
+            refused += 1
+        if handles and rng.random() < 0.3:
+            rng.choice(handles).cancel()
+        time.sleep(rng.random() * 0.02)
+    for handle in handles:
+        assert handle.wait(60)
+        events = list(handle.events(1))
+        assert sum(not isinstance(event, Piece) for event in events) == 1
+    engine.close(10)
+    counts = engine.snapshot()
+    assert sum(counts["requests"].values()) == 40 and counts["requests"]["overloaded"] == refused
+    assert counts["requests"]["error"] == counts["requests"]["unavailable"] == 0 and counts["requests"]["ok"] > 0
+    assert counts["slots_in_use"] == counts["queue_depth"] == 0

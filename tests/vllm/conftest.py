@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-# Read when vLLM is imported: one process, no network, Triton's interpreter in place of a compiler.
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRITON_INTERPRET": "1",
-}
+# Read when vLLM is imported: one process, no network and, without a GPU, Triton's interpreter in place of its compiler.
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+if not torch.cuda.is_available():
+    ENVIRONMENT |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TRITON_INTERPRET": "1"}
 if Path("/dev/nvidiactl").exists():  # asked of the file system: importing torch here would slow every collection down
     del ENVIRONMENT["TRITON_INTERPRET"], ENVIRONMENT["VLLM_CPU_KVCACHE_SPACE"]
 os.environ.update(ENVIRONMENT)

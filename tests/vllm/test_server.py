@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from .conftest import BLOCK_SIZE, ENVIRONMENT
 
@@ -84,7 +85,9 @@ def server(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         {"backend": "xgrammar", "disable_any_whitespace": True}
     )  # a random model would write blanks forever
     sizes += ["--structured-outputs-config", compact]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(pair.target), *options, *sizes]
+    script = Path(sys.executable).with_name("vllm")
+    vllm = [str(script)] if script.is_file() else [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    command = [*vllm, "serve", str(pair.target), *options, *sizes]
     environment = {
         **os.environ,
         **ENVIRONMENT,

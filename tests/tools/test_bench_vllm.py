@@ -1,0 +1,54 @@
+"""What the vLLM benchmarks do without an engine: files, names, prompts, merged tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dspine_export.checkpoint.parse_config import parse_config
+from tools import bench_vllm, bench_vllm_pair
+from tools.vllm_engine import random_prompts
+
+EXAMPLE = Path(__file__).parents[2] / "recipes/example/drafter"
+
+
+def test_the_drafter_of_the_benchmark_has_a_valid_configuration(tmp_path: Path) -> None:
+    shape = bench_vllm.SHAPES["qwen3-8b"]
+    _, _, dspine = bench_vllm.model_files(tmp_path, shape, "bfloat16")
+    config = parse_config(json.loads((dspine / "config.json").read_text()), "config.json", {}, False, [])
+    assert config.transfer is not None
+    assert (config.block_size, config.transfer.rank, config.transfer.message_size) == (16, 1024, 512)
+    assert config.target_layer_ids == (1, 9, 17, 25, 33)
+
+
+def test_table_relates_dspine_to_dflash(tmp_path: Path) -> None:
+    for name, length, speed in (("dflash", 3.77, 100.0), ("dspine", 4.82, 125.0), ("none", None, 40.0)):
+        rows = [{"batch": 8, "synthetic_length": length, "tokens_per_s": speed}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    found = json.loads(bench_vllm.table(tmp_path))["8"]
+    assert found == {"dspine(4.82)": 125.0, "dflash(3.77)": 100.0, "none": 40.0, "dspine(4.82) / dflash(3.77)": 1.25}
+
+
+def test_pair_table_counts_equal_outputs(tmp_path: Path) -> None:
+    for name, speed, outputs in (("target", 10.0, [[1, 2], [3]]), ("dspine", 20.0, [[1, 2], [4]])):
+        rows = [{"batch": 1, "tokens_per_s": speed}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows, "outputs": outputs}))
+    found = json.loads(bench_vllm_pair.table(tmp_path))["dspine"]
+    assert found["speed_up"] == {"1": 2.0}
+    assert found["outputs_equal"] == "1 of 2"
+
+
+def test_drafters_are_named_by_how_they_are_served(tmp_path: Path) -> None:
+    assert bench_vllm_pair.method_of(EXAMPLE) == ("dspine", 7)
+    assert list(bench_vllm_pair.labels([EXAMPLE, EXAMPLE])) == ["dspine", "dspine-2"]
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Other"], "block_size": 4}))
+    with pytest.raises(SystemExit, match="expected one of"):
+        bench_vllm_pair.method_of(tmp_path)
+
+
+def test_prompts_depend_on_their_arguments_alone() -> None:
+    assert random_prompts(2, 5, 3, 151936) == random_prompts(2, 5, 3, 151936)
+    assert random_prompts(1, 5, 3, 151936) != random_prompts(1, 5, 4, 151936)
+    assert max(random_prompts(4, 50, 1, 64)[0]["prompt_token_ids"]) < 64

@@ -163,11 +163,10 @@ def _refuse_with_resume(**options: object) -> None:
 def _resume(
     console: Console, output: Path, library: Path | None, assignments: list[str], given: dict[str, Any]
 ) -> None:
-    from dspine_export.bundle import open_bundle
-    from dspine_export.pipeline.build import resume
+    from dspine_export.pipeline.build import open_resumable, resume
     from dspine_export.recipes import apply_overrides
 
-    recipe = apply_overrides(open_bundle(output).manifest.recipe, assignments, **given)
+    recipe = apply_overrides(open_resumable(output).manifest.recipe, assignments, **given)
     started = time.monotonic()
     _report(console, resume(output, recipe, library, console), time.monotonic() - started)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from dspine_export.bundle import (
     inventory,
     open_bundle,
     require_free_space,
+    sha256_of,
     staged_bundle,
     write_manifest,
 )
@@ -39,6 +41,7 @@ from dspine_export.recipes import Recipe
 from dspine_export.triton.model_config import messages
 
 _REBUILT = ("engines/", "plugins/", "trtllm/")  # by a resumed build
+_REPAIRED = ("engines/", "plugins/", "trtllm/legacy/")  # those that may be damaged before it
 
 
 class _Stages:
@@ -110,7 +113,7 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
         Otherwise as `build`; the bundle is then as it was before.
     """
     with progress.stage("bundle", str(output)):
-        seed = open_bundle(output, check_hashes=True)
+        seed = open_resumable(output, check_hashes=True)
     wanted = recipe or seed.manifest.recipe
     if wanted.build.dtype != seed.manifest.recipe.build.dtype:
         raise UsageError(
@@ -132,7 +135,7 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
             with stages("trtllm", "module and configuration for TensorRT-LLM"):
                 files = seed.manifest.files
                 edited = write_trtllm(staging, output, seed.manifest.drafter, wanted, engines, progress, older=files)
-        kept = [entry for entry in seed.manifest.engines if entry.id not in {engine.id for engine in engines}]
+        kept = _intact_engines(seed, {engine.id for engine in engines}, staging, progress)
         changes = {
             "recipe": wanted,
             "versions": {**seed.manifest.versions, **collect_versions()},
@@ -142,6 +145,26 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
         unchanged = [entry for entry in seed.manifest.files if not entry.path.startswith(_REBUILT)]
         _finish(staging, {**dict(seed.manifest), **changes}, unchanged, progress, edited)
     return open_bundle(output)
+
+
+def open_resumable(output: Path, *, check_hashes: bool = False) -> Bundle:
+    """The bundle that `resume` starts from; engines and plugin library may be damaged, for they are built again."""
+    return open_bundle(output, check_hashes=check_hashes, unchecked=_REPAIRED)
+
+
+def _intact_engines(seed: Bundle, replaced: set[str], staging: Path, progress: Progress) -> list[EngineEntry]:
+    """The older engines that were not ``replaced``; damaged ones are left out of the new bundle."""
+    kept = []
+    for engine in seed.manifest.engines:
+        if engine.id in replaced:
+            continue
+        files = [entry for entry in seed.manifest.files if entry.path.startswith(f"{engine.id}/")]
+        if all(seed.file(e.path).is_file() and sha256_of(seed.file(e.path)) == e.sha256 for e in files):
+            kept.append(engine)
+        else:
+            progress.warn(f"left out {engine.id}: its files are missing or were changed")
+            shutil.rmtree(staging / engine.id, ignore_errors=True)
+    return kept
 
 
 def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:

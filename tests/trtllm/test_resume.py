@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dspine_export.bundle import Bundle, inventory, open_bundle, write_manifest
+from dspine_export.bundle import Bundle, EngineEntry, inventory, open_bundle, write_manifest
 from dspine_export.errors import VerificationError
 from dspine_export.pipeline import build
 from dspine_export.pipeline.progress import Silent
-from dspine_export.recipes import apply_overrides
+from dspine_export.recipes import Profile, apply_overrides
 
 CONFIG, MODEL = "trtllm/config.yaml", "trtllm/triton/tensorrt_llm/1/model.yaml"
 
@@ -117,6 +117,39 @@ def test_generated_package_is_not_the_operators(bundle: Bundle) -> None:
     edit(bundle.file("trtllm/dspine_trtllm/__init__.py"), '"torch"', '"torch" ')
     with pytest.raises(VerificationError, match=r"dspine_trtllm/__init__\.py"):
         resume(bundle)
+
+
+def test_damaged_engines_do_not_stand_in_the_way(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that every plan's refusal names repairs it; another damaged engine is left out, an intact one kept."""
+    engines = tuple(make_engine(bundle, name) for name in ("here", "other", "intact"))
+    write_manifest(
+        bundle.path, bundle.manifest.model_copy(update={"engines": engines, "files": inventory(bundle.path)})
+    )
+    bundle.file("engines/here/draft.plan").write_bytes(b"cut")
+    bundle.file("engines/other/draft.plan").unlink()
+    with pytest.raises(VerificationError, match=r"here/draft\.plan"):
+        open_bundle(bundle.path)
+    monkeypatch.setattr(
+        build,
+        "_engines",
+        lambda recipe, library, staging, stages: [make_engine(Bundle(staging, bundle.manifest), "here")],
+    )
+    (warning,) = resume(bundle)
+    assert "left out engines/other" in warning
+    repaired = open_bundle(bundle.path, check_hashes=True)
+    assert [engine.id for engine in repaired.manifest.engines] == ["engines/intact", "engines/here"]
+    assert not (bundle.path / "engines/other").exists()
+
+
+def make_engine(bundle: Bundle, name: str) -> EngineEntry:
+    folder = bundle.path / "engines" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for entry in ("draft", "context"):
+        (folder / f"{entry}.plan").write_bytes(entry.encode())
+    plans = {entry: f"engines/{name}/{entry}.plan" for entry in ("draft", "context")}
+    values = {"builder": "tensorrt", "builder_version": "10.14.1", "sm": "sm90", "compute_capabilities": ("9.0",)}
+    return EngineEntry(id=f"engines/{name}", plans=plans, profile=Profile(), **values)  # type: ignore[arg-type]
 
 
 def test_bundle_of_graphs_gets_the_folder(bundle: Bundle) -> None:

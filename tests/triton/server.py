@@ -51,9 +51,9 @@ class Server:
 
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, IndexError):
                 command = child.cmdline()
-                if command and "triton_python_backend_stub" in command[0] and f"/{model}/" in " ".join(command) + "/":
+                if "triton_python_backend_stub" in command[0] and f"/{model}/1/" in command[1]:
                     found.append(child.pid)
         return found
 

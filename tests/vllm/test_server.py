@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from .conftest import BLOCK_SIZE, ENVIRONMENT
+from .conftest import BLOCK_SIZE, ENVIRONMENT, ON_GPU
 
 START_S = 300
 MODEL = "pair"
@@ -81,10 +80,8 @@ def server(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         "float32",
         "--enforce-eager",
     ]
-    compact = json.dumps(
-        {"backend": "xgrammar", "disable_any_whitespace": True}
-    )  # a random model would write blanks forever
-    sizes += ["--structured-outputs-config", compact]
+    compact = {"backend": "xgrammar", "disable_any_whitespace": True}  # a random model would write blanks forever
+    sizes += ["--structured-outputs-config", json.dumps(compact)]
     script = Path(sys.executable).with_name("vllm")
     vllm = [str(script)] if script.is_file() else [sys.executable, "-m", "vllm.entrypoints.cli.main"]
     command = [*vllm, "serve", str(pair.target), *options, *sizes]
@@ -94,6 +91,8 @@ def server(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         "DSPINE_DRAFTER": str(pair.drafter),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }
+    if not ON_GPU:
+        environment["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "fork"  # one import of vLLM instead of three
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
     running = Server(process, port, log)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dspine_export.checkpoint.load import Checkpoint
 from dspine_export.lowering.engine import ProfileSpec, Range
 from dspine_export.lowering.engine.backend import Backend, open_backend
 from dspine_export.lowering.engine.build import build_one
@@ -33,6 +35,7 @@ from dspine_export.lowering.engine.profile import evaluate_dimension
 from dspine_export.lowering.engine.target import resolve_target
 from dspine_export.lowering.onnx_export import WEIGHTS_FILE, export_onnx
 from dspine_export.lowering.segments import OperatorCall, cut
+from dspine_export.lowering.weights import write_weights
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import load_checkpoint
 from dspine_export.ops_schema import OPS
@@ -198,6 +201,18 @@ def open_drafter(a: argparse.Namespace) -> Drafter:
     return loaded.bind(embed_tokens=tables[0], lm_head=tables[1])
 
 
+def provide_graph(checkpoint: Checkpoint, a: argparse.Namespace, form: str, where: Path) -> None:
+    """draft.onnx and its weights in `where`: exported, or a carried graph with the weights written anew, whose layout is the same."""
+    if a.graphs is None:
+        export_onnx(checkpoint, None, where, dtype=a.dtype, form=form, entries=("draft",))  # type: ignore[arg-type]
+        return
+    where.mkdir(parents=True)
+    shutil.copy(a.graphs / form / "draft.onnx", where)
+    model = onnx.load(where / "draft.onnx", load_external_data=False)
+    names = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
+    write_weights(checkpoint, None, names, where / WEIGHTS_FILE, getattr(torch, a.dtype))
+
+
 def parse_arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -209,6 +224,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--batch", type=int, default=1)
     add("--context", type=int, default=1024)
     add("--no-portable", action="store_true", help="leave out the plan of the portable graph")
+    add(
+        "--graphs",
+        type=Path,
+        help="folder with fused/draft.onnx and portable/draft.onnx of this drafter, exported before",
+    )
     add("--work", type=Path, help="folder for graphs and plans, temporary by default")
     add("--out", type=Path, required=True)
     return parser.parse_args()
@@ -236,7 +256,7 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     checkpoint = load_checkpoint(a.drafter).checkpoint
     for form in ("fused",) if a.no_portable else ("fused", "portable"):
         where = folder / form
-        export_onnx(checkpoint, None, where, dtype=a.dtype, form=form, entries=("draft",))  # type: ignore[arg-type]
+        provide_graph(checkpoint, a, form, where)
         if form == "fused":
             work, result["steps"], seconds = segmented_pass(backend, where, a.plugins, symbols, feeds)
         else:

@@ -17,10 +17,10 @@ TABLES = ("pair.previous", "pair.following", "model.embed_tokens.weight")
 MOMENTUM, DECAY, BETAS, EPSILON = 0.95, 0.01, (0.9, 0.95), 1e-8
 
 
-def orthogonalise(update: Tensor) -> Tensor:
-    """Five Newton-Schulz steps in bfloat16 towards the nearest semi-orthogonal matrices of ``update`` [n, rows, columns]."""
+def orthogonalise(update: Tensor, dtype: torch.dtype) -> Tensor:
+    """Five Newton-Schulz steps in ``dtype`` towards the nearest semi-orthogonal matrices of ``update`` [n, rows, columns]."""
     a, b, c = NEWTON_SCHULZ
-    x = update.bfloat16()
+    x = update.to(dtype)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
@@ -48,6 +48,7 @@ class GraphOptimiser:
         self.first = [torch.zeros_like(p) for p in self.vectors]
         self.second = [torch.zeros_like(p) for p in self.vectors]
         self.count = torch.zeros((), device=self.parameters[0].device)
+        self.dtype = torch.bfloat16 if self.count.is_cuda else torch.float32  # bfloat16 is slow on CPUs
 
     def state(self) -> list[Tensor]:
         """Every tensor that a resumed training needs beside the parameters."""
@@ -71,7 +72,7 @@ class GraphOptimiser:
         gradient = torch.stack([gradients[id(p)] for p in group])
         momentum = momentum[: len(group)]
         momentum.lerp_(gradient, 1 - MOMENTUM)
-        update = orthogonalise(gradient.lerp(momentum, MOMENTUM)).float()
+        update = orthogonalise(gradient.lerp(momentum, MOMENTUM), self.dtype).float()
         update = update * (-rate * 0.2 * math.sqrt(max(group[0].shape)))
         parameters: list[Tensor] = [*group]
         torch._foreach_mul_(parameters, 1 - rate * DECAY)

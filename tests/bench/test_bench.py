@@ -18,11 +18,12 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_export.checkpoint.config import TransferConfig
-from dspine_export.runtime.bench import cells
+from dspine_export.runtime.bench import cells, engines, loop
 from dspine_export.runtime.bench.floor import Ceilings, floor_us, weight_count
 from dspine_export.runtime.bench.subjects import QWEN3_8B, kinds, random_drafter
 from dspine_export.runtime.bench.table import report_lines
 from dspine_export.runtime.packed_weights import pack
+from dspine_export.runtime.torch_executor import TorchExecutor
 
 TINY = replace(
     QWEN3_8B, hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48, vocab_size=64, block_size=2,
@@ -51,22 +52,37 @@ def test_a_cell_and_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
         work()
         return work
 
-    monkeypatch.setattr(cells, "capture", run_once)
-    monkeypatch.setattr(cells, "replay_us", lambda _graph: 5.0)
-    monkeypatch.setattr(cells, "call_us", lambda _work: 9.0)
+    for module in (cells, engines):
+        monkeypatch.setattr(module, "capture", run_once)
+        monkeypatch.setattr(module, "replay_us", lambda _graph: 5.0)
+        monkeypatch.setattr(module, "call_us", lambda work: 9.0 if work() is not None else 0.0)
     monkeypatch.setattr(cells, "_free_bytes", lambda: 1 << 30)
     ceilings, rows = Ceilings(1000.0, 100.0), []
     for kind, config in kinds(TINY).items():
         drafter = random_drafter(config, torch.float32, "cpu")
-        cell = cells.Cell(kind, 1, 8, stages=kind == "DSpine")
+        cell = cells.Cell(kind, 1, 8, stages=kind == "DSpine", fp8=True)
         rows.append(cells.measure_cell(cell, drafter, pack(drafter, 64), ceilings))
         assert rows[-1]["equal_tokens"] == 1.0 and rows[-1]["append_2"] == 5.0 and not rows[-1]["skipped"]
+        assert rows[-1]["ours_fp8"] == 5.0 and rows[-1]["floor_fp8"]["weights"] == rows[-1]["floor"]["weights"] / 2
+    engine = TorchExecutor(drafter)
+    engines.measure_engine(rows[-1], "a plan", engine)
+    assert rows[-1]["engine"] == {"name": "a plan", "stream": 9.0, "graph": 5.0}
+    engine.max_context = 4
+    engines.measure_engine(rows[0], "a plan", engine)
+    assert "profile ends" in rows[0]["skipped"]["engine"]
     monkeypatch.setattr(cells, "_free_bytes", lambda: 1000)
     rows.append(cells.measure_cell(cells.Cell("DSpine", 2, 8), drafter, pack(drafter, 64), ceilings))
     assert "GB are free" in rows[-1]["skipped"]["all"]
     header = {"device": "a clock", "torch": "2", "copy_gb_s": 1000.0, "gemm_tflop_s": 100.0}
     text = "\n".join(report_lines(json.loads(json.dumps({**header, "rows": rows}))))
     assert "DSpine adds 0 us (+0.0%) to DFlash at batch 1" in text and "lm_head" in text and "skipped" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU")
+def test_a_round_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "ROUNDS", 1)
+    monkeypatch.setattr(loop, "SAMPLES", 1)
+    assert loop.round_us(random_drafter(TINY, torch.float32, "cpu"), batch=2, context=4) > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="concerns machines without a GPU")

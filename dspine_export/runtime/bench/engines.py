@@ -10,6 +10,7 @@ from dspine_export.bundle import open_bundle
 from dspine_export.checkpoint.load import open_checkpoint
 from dspine_export.runtime.bench.cells import Row
 from dspine_export.runtime.bench.timing import call_us, capture, replay_us
+from dspine_export.runtime.executor import CachedExecutor
 from dspine_export.runtime.open_executor import DRAFTER_FOLDER
 from dspine_export.runtime.plan_check import choose_engine
 from dspine_export.runtime.tensorrt_executor import TensorrtExecutor, open_tensorrt
@@ -32,7 +33,7 @@ def open_engine(bundle_path: Path, capability: tuple[int, int]) -> tuple[str, Te
 
 
 @torch.no_grad()
-def measure_engine(row: Row, name: str, executor: TensorrtExecutor) -> None:
+def measure_engine(row: Row, name: str, executor: CachedExecutor) -> None:
     """Adds `engine` to a row: microseconds, and whether the plan could be captured in a CUDA graph."""
     batch, context, config = row["batch"], row["context"], executor.config
     limits = executor.max_batch, executor.max_context
@@ -44,8 +45,8 @@ def measure_engine(row: Row, name: str, executor: TensorrtExecutor) -> None:
         state.keys.normal_()
         state.values.normal_()
         state.lengths.fill_(min(context, state.capacity))
-        anchors = torch.zeros(batch, dtype=torch.int64, device="cuda")
-        heat, uniforms = torch.zeros(batch, device="cuda"), torch.zeros(batch, config.block_size - 1, device="cuda")
+        anchors, device = torch.zeros_like(state.lengths), state.lengths.device
+        heat, uniforms = torch.zeros(batch, device=device), torch.zeros(batch, config.block_size - 1, device=device)
 
         def run() -> object:
             return executor.draft(state, anchors, heat, uniforms)

@@ -24,19 +24,25 @@ def round_us(drafter: Drafter, batch: int, context: int) -> float:
     cache.values.normal_()
     cache.lengths[1:].fill_(context)  # the spare slot stays empty
     width = config.num_taps * config.hidden_size
-    hidden = torch.randn(batch, block, width, device="cuda", dtype=drafter.embed_tokens.dtype)
-    heat, uniforms = torch.zeros(batch, device="cuda"), torch.zeros(batch, block - 1, device="cuda")
-    anchors = torch.zeros(batch, dtype=torch.int64, device="cuda")
+    device = cache.lengths.device
+    hidden = torch.randn(batch, block, width, device=device, dtype=drafter.embed_tokens.dtype)
+    heat, uniforms = torch.zeros(batch, device=device), torch.zeros(batch, block - 1, device=device)
+    anchors = torch.zeros(batch, dtype=torch.int64, device=device)
     counts = torch.full((batch,), min(5, block))
 
     def rounds() -> float:
-        torch.cuda.synchronize()
+        _wait(device)
         started = time.perf_counter()
         for _ in range(ROUNDS):
             executor.draft_from(state, anchors, heat, uniforms).tokens.cpu()
             executor.append_context(state, hidden, counts)
-        torch.cuda.synchronize()
+        _wait(device)
         return (time.perf_counter() - started) * 1e6 / ROUNDS
 
     rounds()  # captures
     return median(rounds() for _ in range(SAMPLES))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dspine_export.bundle import (
 )
 from dspine_export.bundle.manifest import MANIFEST_NAME
 from dspine_export.errors import UsageError
-from dspine_export.pipeline.pair import open_pair
+from dspine_export.pipeline.pair import OpenPair, open_pair
 from dspine_export.pipeline.progress import Progress
 from dspine_export.recipes import Recipe
 from dspine_export.triton.files import (
@@ -35,6 +35,8 @@ from dspine_export.triton.options import Locations, RepositoryOptions, check_opt
 from dspine_export.triton.repository import Sources, write_repository
 from dspine_export.trtllm.files import ServingOptions, triton_config
 from dspine_export.version import __version__
+from dspine_export.vllm.drafter_lookup import SERVING_FOLDER
+from dspine_export.vllm.files import write_files
 
 FORMAT = "dspine-triton-repository"
 FOLDER = "triton"  # of a bundle
@@ -73,19 +75,36 @@ def make_repository(
     messages()  # known before the work starts
     with progress.stage("bundle", str(bundle_path)):
         bundle = open_bundle(bundle_path, check_hashes=True)
-    open_pair(bundle.path / "drafter", target, Recipe(), progress, finite=False)
+    pair = open_pair(bundle.path / "drafter", target, Recipe(), progress, finite=False)
     manifest = bundle.manifest
     contents = Contents(manifest.drafter, manifest.entries, manifest.engines, manifest.recipe)
     locations = _locations(bundle.path, bundle.path, contents, target, output, options)
+    if "vllm" in options.flavors:
+        built = any(entry.path.startswith(f"{SERVING_FOLDER}/") for entry in manifest.files)
+        locations = replace(locations, vllm=f"{locations.bundle}/{SERVING_FOLDER}" if built else SERVING_FOLDER)
+        _check_vllm(pair)
     with staged_bundle(output, force=force, form=FORMAT) as staging:
         with progress.stage("models", ", ".join(options.model_names)):
             write_repository(staging, options, locations, _sources(contents, options, locations))
+        if locations.vllm == SERVING_FOLDER:
+            with progress.stage("vllm", "drafter directory for vLLM"):
+                write_files(staging, pair.checkpoint, pair.target, manifest.recipe.build.dtype, locations.target)
         if options.files != "reference":
             with progress.stage("files", f"bundle and target, by {options.files}"):
                 place_bundle(bundle, staging, options.files)
                 place_target(target, staging, options.files)
         count = _write_manifest(staging, bundle, options)
     return Repository(output.absolute(), options.model_names, options.served_names, count)
+
+
+def _check_vllm(pair: OpenPair) -> None:
+    if pair.checkpoint.config.transfer is None:
+        raise UsageError(
+            "the vllm flavour serves DSpine drafters",
+            where="--flavor vllm",
+            got=pair.checkpoint.config.architecture,
+            fix="choose another flavour; vLLM serves a DFlash checkpoint by its own method dflash",
+        )
 
 
 def built_in_options(recipe: Recipe) -> RepositoryOptions:
@@ -112,8 +131,8 @@ def _locations(
     """`present` is where the bundle's files are now."""
     plans = _plans(present, contents.engines, bundle) if "plan" in options.flavors else {}
     if options.files != "reference":
-        return Locations(BUNDLE_FOLDER, TARGET_FOLDER, plans)
-    return Locations(relative_to_repository(bundle, output), relative_to_repository(target, output), plans)
+        return Locations(BUNDLE_FOLDER, TARGET_FOLDER, plans=plans)
+    return Locations(relative_to_repository(bundle, output), relative_to_repository(target, output), plans=plans)
 
 
 def _plans(present: Path, engines: Sequence[EngineEntry], bundle: Path) -> dict[str, Path]:

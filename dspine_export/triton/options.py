@@ -78,11 +78,12 @@ class RepositoryOptions:
 class Locations:
     """Where bundle and target are, seen from the repository's own directory, which is the server's working directory.
 
-    `engine`: the bundle's plans of the plan flavour, by entry; empty without it.
+    `plans`: the bundle's plans of the plan flavour, by entry; empty without it. `vllm`: the drafter directory of the vllm flavour.
     """
 
     bundle: str
     target: str
+    vllm: str = ""
     plans: Mapping[str, Path] = field(default_factory=dict)
 
     def from_models(self, path: str) -> str:

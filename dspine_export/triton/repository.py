@@ -4,6 +4,7 @@ OUT/README.md launch.sh client.py probe.py perf.sh docker-compose.yaml docker/ k
 OUT/backends/dspine/model.py            the Python-based backend; the code is in the installed `dspine_export`
 OUT/model_repository/NAME/              one folder per model, by flavour
 OUT/bundle, OUT/target                  unless they are referenced where they are
+OUT/vllm                                the drafter directory of the vllm flavour, unless the bundle has one
 OUT/manifest.json                       what was generated; `--force` replaces nothing else
 """
 
@@ -126,7 +127,7 @@ def vllm_arguments(options: RepositoryOptions, locations: Locations, drafter: Dr
         "model": locations.target,
         "speculative_config": {
             "method": "dspine",
-            "model": f"{locations.bundle}/drafter",
+            "model": locations.vllm,
             "num_speculative_tokens": drafter.block_size - 1,
         },
         "max_model_len": options.max_seq_len,

@@ -120,7 +120,7 @@ def test_options_reach_the_configuration(tiny: Served, tmp_path: Path, invoke: I
 def test_vllm_arguments(made: Path) -> None:
     arguments = json.loads((made / "model_repository" / "vllm_dspine" / "1" / "model.json").read_text())
     speculation = arguments["speculative_config"]
-    assert speculation == {"method": "dspine", "model": "bundle/drafter", "num_speculative_tokens": 3}
+    assert speculation == {"method": "dspine", "model": "vllm", "num_speculative_tokens": 3}
     for path in (arguments["model"], speculation["model"]):
         assert (made / path / "config.json").is_file(), "relative to the server's working directory"
     assert configuration(made, "vllm_dspine").backend == "vllm"

@@ -5,6 +5,7 @@ Also compiles the small libraries that those scripts load.
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,20 @@ from pathlib import Path
 from dspine_plugins.toolchain import find_headers
 
 HERE = Path(__file__).parent
-_NO_CORE_FILE = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
 
 
 def run_python(
     script: str, *arguments: object, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script text with arguments and returns what it printed."""
-    command = [sys.executable, "-c", f"{_NO_CORE_FILE}\n{script}", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=300, preexec_fn=_no_core_file
+    )
+
+
+def _no_core_file() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def compile_library(source: Path, library: Path, *flags: str) -> Path:

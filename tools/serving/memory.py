@@ -13,7 +13,7 @@ PERIOD_S = 5.0
 
 
 def tree_bytes(process: psutil.Process) -> dict[str, int]:
-    """Resident bytes by kind of process: the server's own and those of its Python stubs, pages they share counted once each."""
+    """Bytes that belong to one process alone (USS), summed over the server's own processes and over its Python stubs."""
     found = {"server": 0, "stubs": 0}
     for member in [process, *process.children(recursive=True)]:
         try:
@@ -25,7 +25,7 @@ def tree_bytes(process: psutil.Process) -> dict[str, int]:
 
 @dataclass
 class MemoryTrace:
-    """Samples of [seconds since the start, server bytes, stub bytes], taken until `stop`; memory of each process alone (USS)."""
+    """Samples of [seconds since the start, server bytes, stub bytes], taken until `stop`."""
 
     pid: int
     period_s: float = PERIOD_S

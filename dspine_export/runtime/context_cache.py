@@ -16,6 +16,9 @@ from dspine_export.model.state import DraftState
 GROWTH_STEP = 256
 
 
+@torch.inference_mode(
+    False
+)  # a cache outlives the mode it was made in, and tensors of inference mode cannot be written outside
 def empty_state(config: DrafterConfig, batch: int, columns: int, like: Tensor) -> DraftState:
     """A cache without committed tokens, in the dtype and on the device of `like`."""
     shape = (batch, config.num_layers, config.num_kv_heads, columns, config.head_dim)
@@ -29,6 +32,8 @@ def rounded(columns: int, limit: int | None, least: int = 1) -> int:
     return steps if limit is None else min(steps, limit)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def reserve(state: DraftState, columns: int, limit: int | None) -> None:
     """Makes room for `columns` committed tokens per sequence, in place; committed rows are kept.
 

@@ -99,9 +99,8 @@ class CudaExecutor:
         bucket, start = batch_bucket(len(slots)), 0
         while start < total:
             tokens = token_bucket(total - start, self.config.block_size, bucket, MAX_APPEND_ROWS)
-            if (bucket, tokens) not in self._appends:
-                self._appends[bucket, tokens] = _Append(self._passes, self.view(), bucket, tokens)
-            self._appends[bucket, tokens].run(slots, target_hidden[:, start : start + tokens], counts, start)
+            append = self._append(bucket, tokens)
+            append.run(slots, target_hidden[:, start : start + tokens], counts, start)
             start += tokens
 
     @torch.no_grad()
@@ -113,9 +112,7 @@ class CudaExecutor:
         check_draft(self.config, len(slots), anchor_ids, temperature, uniforms)
         self._refresh()
         bucket = batch_bucket(len(slots))
-        if bucket not in self._drafts:
-            self._drafts[bucket] = _Draft(self._passes, self.view(), bucket)
-        return self._drafts[bucket].run(slots, anchor_ids, temperature, uniforms)
+        return self._draft(bucket).run(slots, anchor_ids, temperature, uniforms)
 
     @torch.no_grad()
     def truncate(self, state: CudaState, lengths: Tensor, rows: Rows = None) -> None:
@@ -147,6 +144,20 @@ class CudaExecutor:
         """The pool as the passes read it."""
         return CacheView(self._pool.keys, self._pool.values, self._pool.lengths)
 
+    # Buffers made inside inference mode could not be written outside it.
+    @torch.inference_mode(False)
+    def _append(self, batch: int, tokens: int) -> _Append:
+        if (batch, tokens) not in self._appends:
+            self._appends[batch, tokens] = _Append(self._passes, self.view(), batch, tokens)
+        return self._appends[batch, tokens]
+
+    @torch.inference_mode(False)
+    def _draft(self, batch: int) -> _Draft:
+        if batch not in self._drafts:
+            self._drafts[batch] = _Draft(self._passes, self.view(), batch)
+        return self._drafts[batch]
+
+    @torch.inference_mode(False)
     def _refresh(self) -> None:
         """Drops what was captured over a pool that has moved; longer contexts also need longer rotation tables."""
         if self._generation == self._pool.generation:

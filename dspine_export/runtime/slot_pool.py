@@ -78,6 +78,7 @@ class SlotPool:
         """The caller knows that this slot holds at most `length` tokens from now on."""
         self._bounds[slot] = min(self._bounds[slot], length)
 
+    @torch.inference_mode(False)  # tensors of that mode could not be written outside it
     @torch.no_grad()
     def _resize(self, slots: int, columns: int) -> None:
         old = self.keys, self.values
@@ -91,7 +92,6 @@ class SlotPool:
         self._free += range(slots - 1, held - 1, -1)
         self.generation += 1
 
-    @torch.inference_mode(False)  # tensors of that mode could not be written outside it
     def _caches(self, slots: int, columns: int) -> tuple[Tensor, Tensor]:
         config = self._config
         shape = (slots, config.num_layers, config.num_kv_heads, columns, config.head_dim)

@@ -110,9 +110,10 @@ def test_ragged_batches(both: Both, device: torch.device, small_steps: None) -> 
 
 def test_slots(both: Both, device: torch.device, small_steps: None) -> None:
     traffic = Traffic(both, device, seed=1)
-    states = [executor.new_slots(5, 16) for executor in both]
-    traffic.append(states, [7, 3], tokens=8, rows=[4, 1])
-    traffic.draft(states, 3, rows=[1, 0, 4])
+    with torch.inference_mode():  # what is made inside must be usable outside
+        states = [executor.new_slots(5, 16) for executor in both]
+        traffic.append(states, [7, 3], tokens=8, rows=[4, 1])
+        traffic.draft(states, 3, rows=[1, 0, 4])
     traffic.append(states, [2, 2, 4], tokens=4, rows=[3, 4, 0])
     for executor, state in zip(both, states, strict=True):
         executor.truncate(state, torch.tensor([3]), rows=[4])

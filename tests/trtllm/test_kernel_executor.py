@@ -182,7 +182,7 @@ def test_causal_dflash_keeps_the_target_head(checkpoint: Checkpoint, tables: Tab
     _, block = open_kernels(bind(plain, tables))
     assert not block.own_logits
     expected = TorchBlock(bind(plain, tables)).draft(anchors, context, lengths)
-    torch.testing.assert_close(block.draft(anchors, context, lengths), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(block.draft(anchors, context, lengths), expected, rtol=1e-4, atol=1e-4)
     assert len(block.weights.cos) == 24 + config.block_size
 
 

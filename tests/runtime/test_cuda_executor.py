@@ -91,6 +91,48 @@ def _equal(want: DraftOutput, got: DraftOutput) -> None:
         torch.testing.assert_close(got.transition_scores, want.transition_scores, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steady_state_neither_allocates_nor_synchronises(tiny_pair: Pair, dtype: torch.dtype) -> None:
+    """100 rounds of draft, append (counts known to the device only) and one readback."""
+    target = open_target(tiny_pair.target, (), device="cuda")
+    tables = {"embed_tokens": target.embed_tokens.to(dtype), "lm_head": target.lm_head.to(dtype)}
+    executor = CudaExecutor(load_checkpoint(tiny_pair.drafter).bind(**tables))
+    state, batch, rounds = executor.new_slots(8, 1024), 5, 100
+    rows = [6, 0, 3, 2, 5]
+    heat = torch.tensor([0.0, 0.5, 0.0, 1.0, 0.0], device="cuda")
+    uniforms = torch.rand(batch, DRAFTED, device="cuda")
+    anchors = torch.arange(batch, device="cuda")
+    hidden = torch.randn(batch, DRAFTED + 1, WIDTH, device="cuda", dtype=dtype)
+    counts = torch.full((batch,), 2, device="cuda")
+    results = torch.empty(batch, DRAFTED, dtype=torch.int64, pin_memory=True)
+    arrived = torch.cuda.Event()
+
+    def one_round() -> Tensor:
+        output = executor.draft_from(state, anchors, heat, uniforms, rows)
+        executor.append_context(state, hidden, counts, rows)
+        results.copy_(output.tokens, non_blocking=True)
+        return output.tokens
+
+    for _ in range(3):
+        one_round()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(rounds):
+            one_round()
+            arrived.record()
+            arrived.synchronize()  # the one permitted readback
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    after = torch.cuda.memory_stats()
+    for name in ("allocation.all.allocated", "segment.all.allocated", "allocated_bytes.all.allocated"):
+        assert after[name] == before[name], name
+    assert sorted(state.lengths.tolist()) == [0, 0, 0, *[2 * (rounds + 3)] * batch]
+
+
 def test_ragged_batches(both: Both, device: torch.device, small_steps: None) -> None:
     """Empty contexts, appends longer than a block, a rollback, a pool that grows, sequences that leave the batch."""
     traffic = Traffic(both, device, seed=0)
@@ -171,45 +213,3 @@ def test_generation_equals_the_eager_model_s(tiny_pair: Pair, temperature: float
         got = generate_batch(target, kernels, prompts, settings)
         assert [result.token_ids for result in got] == [result.token_ids for result in want]
     assert want[0].statistics == got[0].statistics
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_steady_state_neither_allocates_nor_synchronises(tiny_pair: Pair, dtype: torch.dtype) -> None:
-    """100 rounds of draft, append (counts known to the device only) and one readback."""
-    target = open_target(tiny_pair.target, (), device="cuda")
-    tables = {"embed_tokens": target.embed_tokens.to(dtype), "lm_head": target.lm_head.to(dtype)}
-    executor = CudaExecutor(load_checkpoint(tiny_pair.drafter).bind(**tables))
-    state, batch, rounds = executor.new_slots(8, 1024), 5, 100
-    rows = [6, 0, 3, 2, 5]
-    heat = torch.tensor([0.0, 0.5, 0.0, 1.0, 0.0], device="cuda")
-    uniforms = torch.rand(batch, DRAFTED, device="cuda")
-    anchors = torch.arange(batch, device="cuda")
-    hidden = torch.randn(batch, DRAFTED + 1, WIDTH, device="cuda", dtype=dtype)
-    counts = torch.full((batch,), 2, device="cuda")
-    results = torch.empty(batch, DRAFTED, dtype=torch.int64, pin_memory=True)
-    arrived = torch.cuda.Event()
-
-    def one_round() -> Tensor:
-        output = executor.draft_from(state, anchors, heat, uniforms, rows)
-        executor.append_context(state, hidden, counts, rows)
-        results.copy_(output.tokens, non_blocking=True)
-        return output.tokens
-
-    for _ in range(3):
-        one_round()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(rounds):
-            one_round()
-            arrived.record()
-            arrived.synchronize()  # the one permitted readback
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    after = torch.cuda.memory_stats()
-    for name in ("allocation.all.allocated", "segment.all.allocated", "allocated_bytes.all.allocated"):
-        assert after[name] == before[name], name
-    assert sorted(state.lengths.tolist()) == [0, 0, 0, *[2 * (rounds + 3)] * batch]

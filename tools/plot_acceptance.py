@@ -14,13 +14,12 @@ from typing import Any
 from tools.training.lab_files import read_json
 
 COLOURS = {"a": "#8c8c8c", "b": "#b58900", "c": "#2aa198", "d": "#268bd2", "e": "#d33682", "f": "#e39ac0", "g": "#b07aa1", "h": "#f0c0d8"}
-SETTINGS = (("t0", "temperature 0"), ("t1_best", "temperature 1"))
+SETTINGS = (("t0", "temperature 0"), ("t1_public", "temperature 1"))
 
 
 def setting_of(result: dict[str, Any], letter: str, setting: str) -> dict[str, Any]:
-    """The table entry behind a bar: at temperature 1 the arm's better way to propose."""
-    way = result["bar"]["t1_best"]["proposals"][letter] if setting == "t1_best" else setting
-    return dict(result["arms"][letter][way])
+    """The table entry behind a bar: at temperature 1 with the way to propose that public runtimes use."""
+    return dict(result["arms"][letter][result["bar"][setting]["proposals"][letter]])
 
 
 def survival(axis: Any, result: dict[str, Any]) -> None:

@@ -90,7 +90,9 @@ def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, weights: st
         warnings.warn(
             f"The eager model drafts, which is slower than the kernels: {obstacle}", DspineWarning, stacklevel=3
         )
-    return TorchExecutor(drafter)
+    executor = TorchExecutor(drafter)
+    executor.name = "torch" if kernels else "eager"
+    return executor
 
 
 def kernel_obstacle(config: DrafterConfig, dtype: torch.dtype) -> str | None:

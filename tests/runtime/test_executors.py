@@ -106,6 +106,7 @@ def test_limits_and_shapes(tiny: Opened) -> None:
 
 def test_opening(tiny_pair: Pair, tiny: Opened) -> None:
     tables = tiny[0].embed_tokens, tiny[0].lm_head
+    assert open_executor("eager", tiny_pair.drafter, *tables).name == "eager"
     with pytest.raises(UsageError, match="Unknown drafter executor"):
         open_executor("tensor", tiny_pair.drafter, *tables)
     for name in ("onnxruntime", "tensorrt"):

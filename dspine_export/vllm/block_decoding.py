@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from dspine_export.model.injection import inject, predicted_feature
 from dspine_export.model.transition import predecessor_ids, walk
+from dspine_export.vllm.fused_messages import fused_messages
 from dspine_export.vllm.injection_weights import FoldedInjection
 from dspine_export.vllm.target_head import TargetHead
 
@@ -107,16 +108,22 @@ class BlockDecoder:
         )
 
     def _fused(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        from dspine_kernels.injection import gate_projections
         from dspine_kernels.rows import write_and_norm
 
         weights, write = self.injection, self.injection.write_weight(-1)
         rows, m, device = pre_injection.shape[0], write.shape[1], pre_injection.device
-        read = torch.mm(pre_injection, self._tables().read.T)  # [N*B, r + m]: features, and Wr^T of the states
-        feature, pull = read[:, : weights.rank], read[:, weights.rank :]
-        projected = torch.mm(feature, weights.gates.T)
-        z, receiver = pre_injection.new_empty(rows, m), torch.empty(rows, m, device=device)
-        gate_projections(feature, projected, weights.bias, weights.token_table, anchor_ids, z, self.block, receiver)
+        receiver = torch.empty(rows, m, device=device)
+        z, read = fused_messages(
+            pre_injection,
+            self._tables().read,
+            weights.gates,
+            weights.bias,
+            weights.token_table,
+            anchor_ids,
+            self.block,
+            receiver,
+        )
+        pull = read[:, weights.rank :]  # Wr^T of the states
         injected, normed = torch.empty_like(pre_injection), torch.empty_like(pre_injection)
         squares, update = torch.empty(rows, device=device), torch.mm(z, write.T)
         write_and_norm(pre_injection, update, self.norm_weight, self.eps, self.block, injected, normed, squares)

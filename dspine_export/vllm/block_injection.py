@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dspine_export.model.injection import inject, predicted_feature
+from dspine_export.vllm.fused_messages import fused_messages
 
 _SCHEMA = (
     "block_injection(Tensor hidden, Tensor anchor_ids, Tensor readout, Tensor gates, Tensor bias, Tensor token_table, "
@@ -61,12 +62,9 @@ def _fused(
     hidden: Tensor, anchor_ids: Tensor, readout: Tensor, gates: Tensor, bias: Tensor, token_table: Tensor,
     write: Tensor, norm_weight: Tensor, eps: float, block: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from dspine_kernels.injection import gate_projections
     from dspine_kernels.rows import write_and_norm
 
-    features = torch.mm(hidden, readout.T)
-    z = hidden.new_empty(hidden.shape[0], write.shape[1])
-    gate_projections(features, torch.mm(features, gates.T), bias, token_table, anchor_ids, z, block)
+    z, _ = fused_messages(hidden, readout, gates, bias, token_table, anchor_ids, block)
     injected, normed = torch.empty_like(hidden), torch.empty_like(hidden)
     squares = torch.empty(hidden.shape[0], device=hidden.device)
     write_and_norm(hidden, torch.mm(z, write.T), norm_weight, eps, block, injected, normed, squares)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspine_export.errors import UsageError
 from dspine_export.model.transition import score_pairs, select_candidates, unary_logits
+from dspine_export.vllm.fused_messages import few, skinny_logits
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,22 @@ class TargetHead:
 
     def fused_candidates(self, normed: Tensor, block: int, count: int) -> Tensor:
         """The same from flattened blocks on CUDA: normed [N*B, d] -> int64 [N, B-1, K]"""
+        from dspine_kernels.topk import select_candidates as select_from_keys
         from dspine_kernels.topk import top_candidates
         from dspine_kernels.topk.kernel import workspace_keys
 
-        if normed.dtype == torch.float32:
-            logits = torch.mm(normed, self.weight.T)
+        batch, slots, vocabulary, device = normed.shape[0] // block, block - 1, self.weight.shape[0], normed.device
+        ids = torch.empty(batch * slots, count, dtype=torch.int64, device=device)
+        if few(normed):
+            logits, tile_keys, width = skinny_logits(normed, self.weight, block)
+            select_from_keys(logits, ids, tile_keys, width, block)
         else:
-            logits = torch.mm(normed, self.weight.T, out_dtype=torch.float32)
-        batch, slots, vocabulary = normed.shape[0] // block, block - 1, logits.shape[1]
-        ids = torch.empty(batch * slots, count, dtype=torch.int64, device=normed.device)
-        size = workspace_keys(batch * slots, vocabulary)
-        top_candidates(logits, ids, torch.empty(size, dtype=torch.int64, device=normed.device), block)
+            if normed.dtype == torch.float32:
+                logits = torch.mm(normed, self.weight.T)
+            else:
+                logits = torch.mm(normed, self.weight.T, out_dtype=torch.float32)
+            keys = torch.empty(workspace_keys(batch * slots, vocabulary), dtype=torch.int64, device=device)
+            top_candidates(logits, ids, keys, block)
         return self._merge(logits.view(batch, block, vocabulary)[:, 1:], ids.view(batch, slots, count))
 
     def _merge(self, logits: Tensor, ids: Tensor) -> Tensor:

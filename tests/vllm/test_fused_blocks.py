@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig, TransferConfig
-from dspine_export.vllm import block_injection
+from dspine_export.vllm import block_injection, fused_messages, target_head
 from dspine_export.vllm.block_decoding import BlockDecoder, Draws, MessageSpace
 from dspine_export.vllm.injection_weights import FoldedInjection
 from dspine_export.vllm.target_head import TargetHead
@@ -56,6 +56,14 @@ def draws(heat: list[float]) -> Draws:
     return Draws(torch.tensor(heat, device=DEVICE), uniforms, tokens)
 
 
+@pytest.fixture(params=["few rows", "many rows"])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of the products, whatever the test's number of rows and type."""
+    for module in (fused_messages, target_head):
+        monkeypatch.setattr(module, "few", lambda _: request.param == "few rows")
+
+
+@pytest.mark.usefixtures("rows")
 def test_injection(weights: FoldedInjection) -> None:
     hidden, anchors = states(1)
     norm = torch.linspace(0.5, 1.5, HIDDEN, device=DEVICE)
@@ -75,6 +83,7 @@ def test_injection(weights: FoldedInjection) -> None:
         torch.testing.assert_close(fused, eager, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("heat", [[0.0, 0.0, 0.0], [1.0, 0.0, 0.6]], ids=["greedy", "mixed"])
 def test_decoding(weights: FoldedInjection, heat: list[float]) -> None:
     hidden, anchors = states(3)

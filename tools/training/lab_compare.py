@@ -56,7 +56,9 @@ def compare(a: argparse.Namespace) -> None:
         passed = [_above(result["bar"][s].get("e-a")) for s in ("t0", hot)]
         result[name] = None if None in passed else all(passed)
     result["exactness"] = exactness
-    result["final_training_losses"] = {d["letter"] + str(d["seed"]): d["log"][-1] for ds in described.values() for d in ds}
+    trained = [read_json(path) for out in a.out for path in sorted(out.glob(f"*/{ARM_FILE}"))]
+    result["final_training_losses"] = {d["letter"] + str(d["seed"]): d["log"][-1] for d in trained}
+    result["trained_not_measured"] = {d["letter"]: d["title"] for d in trained if d["letter"] not in measured}
     write_json(a.result, result)
     _print(result)
 

@@ -106,7 +106,7 @@ class TrtllmSettings(_Strict):
 class VllmSettings(_Strict):
     """How vLLM serves the drafter.
 
-    ``target``: the target as ``vllm serve OUT/vllm`` loads it and the file of drafters lists it, None for the directory of the build.
+    ``target``: the target as ``vllm serve OUT`` loads it and the file of drafters lists it, None for the directory of the build.
     ``register_drafter``: make this drafter the one that ``--speculative-model dspine`` means for its target on this machine.
     """
 

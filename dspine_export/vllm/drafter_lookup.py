@@ -94,14 +94,14 @@ def add_to_registry(target: str, drafter: Path) -> Path:
     return path
 
 
-def serving_directory(drafter: str) -> str:
-    """The drafter directory inside a bundle; anything else is returned as it is."""
-    path = Path(drafter)
+def serving_directory(model: str, folders: tuple[str, ...] = (SERVING_FOLDER, "drafter")) -> str:
+    """The first of ``folders`` that a bundle has; anything but a bundle is returned as it is."""
+    path = Path(model)
     if (path / _MANIFEST).is_file() and not (path / _CONFIG).is_file():
-        for folder in (SERVING_FOLDER, "drafter"):
+        for folder in folders:
             if (path / folder / _CONFIG).is_file():
                 return str(path / folder)
-    return drafter
+    return model
 
 
 def _absolute(target: str) -> str:

@@ -16,6 +16,7 @@ from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.errors import DspineError
 from dspine_export.vllm import checks
 from dspine_export.vllm.requested_drafter import Requested, locate, read_drafter, requested, require_codes
+from dspine_export.vllm.self_configuration import take_target_from_drafter
 from dspine_export.vllm.serving_config import ARCHITECTURE, HOST_METHOD, apply_keys, serving_keys
 
 _logger = logging.getLogger("vllm.dspine_export")
@@ -61,6 +62,8 @@ def extend_engine_arguments(engine_args: Any, check_hooks: Callable[[], None]) -
 
     @functools.wraps(engine)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _as_value_error():
+            take_target_from_drafter(self)
         try:
             made = engine(self, *args, **kwargs)
         except ValueError as error:

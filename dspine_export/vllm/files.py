@@ -28,7 +28,7 @@ def write_files(bundle: Path, checkpoint: Checkpoint, target: TargetInfo, dtype:
 
     Args:
         dtype: of the weights, ``bfloat16`` or ``float32``.
-        verifier: the target as ``vllm serve OUT/vllm`` shall load it: a directory or a Hugging Face name.
+        verifier: the target as ``vllm serve OUT`` shall load it: a directory or a Hugging Face name.
 
     Raises:
         CheckpointError: the transfer codes are absent and may not be recomputed. OSError: the directory cannot be written.

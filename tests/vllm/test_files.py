@@ -93,16 +93,31 @@ def test_named_as_drafter(inside: str, bundle: Bundle, configure: Configure) -> 
     assert hf_config.dspine_config == {"transfer_rank": 32, "message_size": 16, "top_k": 8}
 
 
-def test_served_as_the_model(pair: Any, bundle: Bundle, configure: Configure) -> None:
-    """``vllm serve OUT/vllm``: the target is the verifier it names, after a move of the bundle as well."""
+@pytest.mark.parametrize("inside", ["", "vllm"], ids=["bundle", "directory"])
+def test_served_as_the_model(inside: str, pair: Any, bundle: Bundle, configure: Configure) -> None:
+    """``vllm serve OUT``: the target is the verifier it names, after a move of the bundle as well."""
     moved = shutil.copytree(bundle.path, bundle.path.with_name("moved"), dirs_exist_ok=True)
-    config = configure(None, model=str(moved / "vllm"))
+    config = configure(None, model=str(moved / inside))
     assert config.model_config.model == str(pair.target)
     speculative = config.speculative_config
     assert (speculative.method, speculative.num_speculative_tokens) == ("dspark", BLOCK_SIZE - 1)
     assert speculative.draft_model_config.model == str(moved / "vllm")
-    shorter = configure({"num_speculative_tokens": 3}, model=str(moved / "vllm")).speculative_config
+    shorter = configure({"num_speculative_tokens": 3}, model=str(moved / inside)).speculative_config
     assert shorter.num_speculative_tokens == 3
+
+
+def test_served_target_that_is_gone(bundle: Bundle, configure: Configure, tmp_path: Path) -> None:
+    moved = shutil.copytree(bundle.path, tmp_path / "moved")
+    document = json.loads((moved / "vllm" / "config.json").read_text())
+    document["speculators_config"]["verifier"]["name_or_path"] = "/elsewhere/target"
+    (moved / "vllm" / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"(?s)not on this machine.*/elsewhere/target.*vllm serve TARGET"):
+        configure(None, model=str(moved))
+
+
+def test_served_with_remote_code(bundle: Bundle, configure: Configure) -> None:
+    with pytest.raises(ValueError, match="--trust-remote-code"):
+        configure(None, model=str(bundle.path), trust_remote_code=True)
 
 
 def test_registered(pair: Any, tmp_path: Path, configure: Configure) -> None:

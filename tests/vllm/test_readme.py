@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from .conftest import BLOCK_SIZE, ROOT
@@ -56,9 +55,8 @@ def test_serve(line: str, names: dict[str, str], plugin: None, monkeypatch: pyte
     parts = shlex.split(filled(line, names))
     while "=" in parts[0]:
         monkeypatch.setenv(*parts.pop(0).split("=", 1))
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(parts[2:])
-    arguments.model = arguments.model_tag
-    given = AsyncEngineArgs.from_cli_args(arguments)
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())  # what `vllm serve` adds to has no stable place
+    given = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", *parts[2:]]))
     for name, value in SIZES.items():
         setattr(given, name, value)
     check(given.create_engine_config(), names, 5 if "--num-speculative-tokens 5" in line else BLOCK_SIZE - 1)

@@ -87,9 +87,11 @@ def test_chunked_prompts(tiny: Opened, serve: Serve, chunk: int) -> None:
         check(tiny, prompt, completion, 6)
 
 
-def test_full_acceptance_in_every_slot(bigram: Opened, serve: Serve) -> None:
+@pytest.mark.parametrize("few_shapes", [False, True])
+def test_full_acceptance_in_every_slot(bigram: Opened, serve: Serve, few_shapes: bool) -> None:
     """The drafter knows the target, so a context appended wrongly, or to another slot, would cost acceptance."""
     engine = serve(bigram, slots=3, max_seq_len=120, text=False)
+    engine.models.few_shapes = few_shapes
     rounds = 4
     starts = [3, 11, 40, 5, 8]
     handles = [engine.submit(Request(token_ids=[7, s], max_tokens=1 + rounds * BIGRAM_BLOCK)) for s in starts]
@@ -124,8 +126,10 @@ def test_limits_of_a_compiled_plan(bigram: Opened, serve: Serve) -> None:
         executor.max_context = executor.max_batch = None
 
 
-def test_output_is_cut_at_the_longest_sequence(tiny: Opened, serve: Serve) -> None:
+@pytest.mark.parametrize("few_shapes", [False, True])
+def test_output_is_cut_at_the_longest_sequence(tiny: Opened, serve: Serve, few_shapes: bool) -> None:
     engine = serve(max_seq_len=40)
+    engine.models.few_shapes = few_shapes  # padding then reaches beyond the cache
     prompt = [9] * 30
     completion = engine.submit(Request(token_ids=prompt, max_tokens=500, ignore_eos=True)).result(60)
     assert completion.finish_reason == "length" and len(completion.token_ids) == 10

@@ -26,7 +26,7 @@ from dspine_export.runtime.serving.handle import Handle, Sink
 from dspine_export.runtime.serving.outcomes import UnavailableError, outcome_of
 from dspine_export.runtime.serving.request import Request
 from dspine_export.runtime.serving.scheduler import BrokenError, Scheduler
-from dspine_export.runtime.serving.slot_models import SlotModels
+from dspine_export.runtime.serving.slot_models import PROMPT_STEP, SlotModels
 
 LOG = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Engine:
             for heat in (0.0, 1.0):
                 ask = Request(token_ids=[0], max_tokens=tokens, temperature=heat, top_p=0.9, ignore_eos=True)
                 self._serve(ask, size)
-        for length in _doubling(self.models.block_size, longest) if on_gpu else ():
+        for length in range(PROMPT_STEP, longest + 1, PROMPT_STEP) if on_gpu else ():
             for count in _doubling(1, min(most, budget // length)):
                 self._serve(Request(token_ids=[0] * length, max_tokens=1), count)
 

@@ -22,6 +22,8 @@ from dspine_export.runtime.serving.judge import Rules, judge
 from dspine_export.runtime.serving.stream import Stream, probe_stream
 from dspine_export.runtime.target import TargetExecutor
 
+PROMPT_STEP = 64  # tokens that pieces of prompts are padded to where shapes should be few
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -77,6 +79,8 @@ class SlotModels:
         self.target, self.executor, self.clock = target, executor, ModelClock(target.device)
         self.block_size = 1 if executor is None else executor.config.block_size
         self._count_near_ties = count_near_ties
+        # A GPU library's first call with new sizes costs more than a whole pass; on a CPU padding is computed in vain.
+        self.few_shapes = target.device.type == "cuda"
         self._cache = target.new_slots(slots, max_seq_len + self.block_size)
         self._contexts = None
         self._context_lengths = [0] * slots
@@ -124,8 +128,10 @@ class SlotModels:
 
         Returns float32 [M, V], the logits after the M prompts that are complete now, in the streams' order; None where M = 0.
         """
-        rows = [stream.slot for stream in streams]
-        ids = np.zeros((len(streams), max(counts)), dtype=np.int64)
+        rows, longest = [stream.slot for stream in streams], max(counts)
+        if self.few_shapes:
+            longest = -(-longest // PROMPT_STEP) * PROMPT_STEP
+        ids = np.zeros((len(streams), longest), dtype=np.int64)
         for row, (stream, count) in enumerate(zip(streams, counts, strict=True)):
             ids[row, :count] = stream.prompt[stream.prefilled : stream.prefilled + count]
         ends = [n for n, stream in enumerate(streams) if stream.remaining_prompt == counts[n]]
@@ -151,7 +157,8 @@ class SlotModels:
         draft = None
         if drafting:
             with self.clock.section("draft"):
-                draft = self._draft([streams[n] for n in drafting], anchors, drafting, max(widths))
+                width = self.block_size - 1 if self.few_shapes else max(widths)
+                draft = self._draft([streams[n] for n in drafting], anchors, drafting, width)
         drafts = draft.tokens if draft is not None else anchors.new_zeros(len(streams), 0)
         with self.clock.section("target"):
             view = self._cache.view([stream.slot for stream in streams])

@@ -168,9 +168,10 @@ def test_unused_plugin_changes_nothing(pair: Any, configure: Configure) -> None:
         }
         for options in OPTIONS
     ]  # fmt: skip
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     stock = subprocess.run(
         [sys.executable, "-c", STOCK, json.dumps(arguments)],
-        env={**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": "dspine_triton_cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": "dspine_triton_cpu", "PYTHONPATH": os.pathsep.join(paths)},
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     assert json.loads(stock.stdout.splitlines()[-1]) == [fingerprint(configure(options)) for options in OPTIONS]

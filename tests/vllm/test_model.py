@@ -21,7 +21,7 @@ from tests.vllm.pairs import write_certain_pair, write_noisy_pair
 from tools.vllm_engine import model_runner
 from tools.vllm_rounds import Agreement, Recorder, compare_rounds
 
-TOKENS, SAMPLED = 20, 80
+TOKENS, SAMPLED = 16, 60
 SLOTS = 4
 
 

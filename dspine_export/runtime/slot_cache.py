@@ -19,13 +19,23 @@ COLUMN_STEP = 64  # attended columns are rounded up to it, so that kernels see f
 
 
 class SlotCache:
-    """Keys and values of S slots; `lengths[s]` counts the committed tokens of slot s. Capacity C includes room for one block."""
+    """Keys and values of S slots; `lengths[s]` counts the committed tokens of slot s. Capacity C includes room for one block.
 
-    def __init__(self, layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
-        self.keys = [like.new_zeros(shape) for _ in range(layers)]
-        self.values = [like.new_zeros(shape) for _ in range(layers)]
-        self.slots, self.capacity = shape[0], shape[2]
+    Args:
+        shape: (S, Hkv, C, D). spare: one more slot, of index S, which belongs to no sequence: a captured pass pads its batch with it.
+    """
+
+    def __init__(self, layers: int, shape: tuple[int, int, int, int], like: Tensor, *, spare: bool = False) -> None:
+        stored = (shape[0] + spare, *shape[1:])
+        self.keys = [like.new_zeros(stored) for _ in range(layers)]
+        self.values = [like.new_zeros(stored) for _ in range(layers)]
+        self.slots, self.capacity, self.has_spare = shape[0], shape[2], spare
         self.lengths = [0] * self.slots
+
+    @property
+    def spare(self) -> int:
+        """Index of the spare slot."""
+        return self.slots
 
     def view(self, rows: Sequence[int]) -> SlotView:
         """What one pass over the slots `rows` works on."""
@@ -45,28 +55,38 @@ class SlotCache:
             for cache in (*self.keys, *self.values):
                 cache[row].zero_()
 
+    def erase(self) -> None:
+        """Empties and clears all slots."""
+        self.lengths = [0] * self.slots
+        for cache in (*self.keys, *self.values):
+            cache.zero_()
+
 
 class SlotView:
     """Some slots of a `SlotCache` during one pass, with the interface `ragged_cache.ragged_attention` writes through."""
 
     def __init__(self, cache: SlotCache, rows: Sequence[int]) -> None:
-        self._cache, self._starts = cache, [cache.lengths[row] for row in rows]
+        self._cache, self._rows = cache, list(rows)
         self._device = cache.keys[0].device
-        first, count = rows[0], len(rows)
+        first, count = self._rows[0], len(self._rows)
         # Neighbouring slots are read in place, others are gathered.
-        contiguous = list(rows) == list(range(first, first + count))
-        self._range = (first, count) if contiguous else None
-        self._index = to_device(torch.tensor(list(rows)), self._device)
-        self._positions, self._columns = self._index[:, None], 0
+        self._range = (first, count) if self._rows == list(range(first, first + count)) else None
+        self.index = self._positions = torch.empty(0, dtype=torch.int64)
+        self._columns = 0
 
     def next_positions(self, count: int) -> Tensor:
         """Positions of the next `count` tokens of every row, int64 [N, count]."""
-        positions = np.asarray(self._starts)[:, None] + np.arange(count)
+        starts = [self._cache.lengths[row] for row in self._rows]
+        table = np.empty((len(starts), 1 + count), dtype=np.int64)  # slot and positions: one copy to the device
+        table[:, 0] = self._rows
+        np.add(np.asarray(starts)[:, None], np.arange(count), out=table[:, 1:])
         # Padding behind a short row may run over the end; nobody reads the last column before it is written again.
-        np.minimum(positions, self._cache.capacity - 1, out=positions)
-        last = min(max(self._starts) + count, self._cache.capacity)
+        np.minimum(table[:, 1:], self._cache.capacity - 1, out=table[:, 1:])
+        last = min(max(starts) + count, self._cache.capacity)
         self._columns = min(-(-last // COLUMN_STEP) * COLUMN_STEP, self._cache.capacity)
-        return to_device(torch.from_numpy(positions), self._device)
+        uploaded = to_device(torch.from_numpy(table), self._device)
+        self.index = uploaded[:, 0]
+        return uploaded[:, 1:]
 
     def begin(self, positions: Tensor) -> Tensor:
         """Announces the pass at `next_positions`; returns its mask, bool [N, 1, T, C']: key position <= own position."""
@@ -79,8 +99,8 @@ class SlotView:
         return self._store(self._cache.keys[layer], keys), self._store(self._cache.values[layer], values)
 
     def _store(self, cache: Tensor, new: Tensor) -> Tensor:
-        cache[self._index[:, None], :, self._positions] = new.transpose(1, 2)
+        cache[self.index[:, None], :, self._positions] = new.transpose(1, 2)
         attended = cache[:, :, : self._columns]
         if self._range is not None:
             return attended.narrow(0, *self._range)
-        return attended.index_select(0, self._index)
+        return attended.index_select(0, self.index)

@@ -79,6 +79,9 @@ class SlotModels:
         self.target, self.executor, self.clock = target, executor, ModelClock(target.device)
         self.block_size = 1 if executor is None else executor.config.block_size
         self._count_near_ties = count_near_ties
+        self._greedy = tuple(
+            torch.zeros(shape, device=target.device) for shape in ((slots,), (slots, self.block_size - 1))
+        )
         # A GPU library's first call with new sizes costs more than a whole pass; on a CPU padding is computed in vain.
         self.few_shapes = target.device.type == "cuda"
         self._cache = target.new_slots(slots, max_seq_len + self.block_size)
@@ -226,9 +229,7 @@ class SlotModels:
         assert executor is not None
         index = None if len(where) == every else to_device(torch.tensor(where), anchors.device)
         chosen = anchors if index is None else anchors[index]
-        heat = to_device(torch.tensor([stream.temperature for stream in streams]), anchors.device)
-        uniforms = np.stack([stream.begin_round()[: self.block_size - 1] for stream in streams])
-        draws = to_device(torch.from_numpy(uniforms), anchors.device)
+        heat, draws = self._draft_rules(streams)
         parts: list[_Proposal] = []
         step = executor.max_batch or len(streams)
         for start in range(0, len(streams), step):
@@ -240,6 +241,15 @@ class SlotModels:
             if len(streams) > step:  # the executor's next call may overwrite these
                 parts[-1] = _Proposal(*(tensor.clone() for tensor in parts[-1]))
         return _spread(parts, index, every)
+
+    def _draft_rules(self, streams: Sequence[Stream]) -> tuple[Tensor, Tensor]:
+        """Temperatures float32 [N] and uniform numbers float32 [N, B-1] to draft with."""
+        slots, device = self.block_size - 1, self.target.device
+        if all(stream.temperature == 0 for stream in streams):
+            return self._greedy[0][: len(streams)], self._greedy[1][: len(streams)]
+        rows = [np.concatenate(([stream.temperature], stream.begin_round()[:slots])) for stream in streams]
+        table = to_device(torch.from_numpy(np.stack(rows).astype(np.float32)), device)
+        return table[:, 0].contiguous(), table[:, 1:].contiguous()
 
     def _rules(self, streams: Sequence[Stream], widths: Tensor, drafted: int) -> Rules:
         sampled = [n for n, stream in enumerate(streams) if stream.temperature > 0]

@@ -70,7 +70,7 @@ BROKEN = {
     "profile: {batch: {min: 1, opt: 1, max: 1.5}}": "valid integer",
     "profile: {context: {min: 1, opt: 1, max: 16}}": "more than context.max",
     "build: {dtype: float16}": "float16 overflows",
-    "build: {target: tpu}": "'trtllm' or 'onnx'",
+    "build: {target: tpu}": "'trtllm', 'onnx' or 'vllm'",
     "build: {dtype: 3}": "'bfloat16' or 'float32'",
     "&a [*a]": "not a mapping",
 }

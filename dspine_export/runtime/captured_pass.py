@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ WARM_UPS = 2  # compile kernels and create library handles, which a capture must
 class CapturedPass:
     """Runs `launch`, captured at the first run where the device is a GPU.
 
-    `launch` must read and write fixed buffers only, and be harmless on what they hold at construction.
+    `launch` must read and write fixed buffers only, and be harmless on what they hold at construction. `pool`: a handle of memory that
+    passes share which never run at once and leave nothing in it.
     """
 
-    def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, launch: Callable[[], None], device: torch.device, pool: Any = None) -> None:
         self._launch = launch
-        self._graph = _capture(launch, device) if device.type == "cuda" else None
+        self._graph = _capture(launch, device, pool) if device.type == "cuda" else None
 
     def run(self) -> None:
         """Queues the pass on the current stream."""
@@ -28,7 +30,7 @@ class CapturedPass:
             self._graph.replay()
 
 
-def _capture(launch: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+def _capture(launch: Callable[[], None], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -37,7 +39,7 @@ def _capture(launch: Callable[[], None], device: torch.device) -> torch.cuda.CUD
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads (a server's, another model's) may use the GPU meanwhile.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         launch()
     return graph
 

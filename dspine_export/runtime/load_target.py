@@ -20,13 +20,19 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def open_target(
-    path: Path, taps: Iterable[int], *, dtype: str = "float32", device: str | torch.device = "cpu"
+    path: Path,
+    taps: Iterable[int],
+    *,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    capture: bool | None = None,
 ) -> TargetExecutor:
     """Loads the causal language model in the Hugging Face directory `path`.
 
     Args:
         taps: target layers whose outputs the drafter reads.
         dtype: ``float32`` or ``bfloat16``.
+        capture: see `TargetExecutor`.
 
     Raises:
         UsageError: dtype or device. CheckpointError: damaged, incomplete or unsupported model. DependencyError: no transformers, no GPU.
@@ -59,7 +65,7 @@ def open_target(
     )
     _check_complete(loading, path)
     model = model.to(where).eval().requires_grad_(False)
-    return TargetExecutor(model, taps, _eos_ids(model))
+    return TargetExecutor(model, taps, _eos_ids(model), capture=capture)
 
 
 def _read(factory: Any, path: Path, **options: Any) -> Any:

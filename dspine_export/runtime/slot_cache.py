@@ -74,8 +74,17 @@ class SlotView:
         self.index = self._positions = torch.empty(0, dtype=torch.int64)
         self._columns = 0
 
+    @property
+    def storage(self) -> SlotCache | None:
+        """The cache, where passes over it can be captured."""
+        return self._cache if self._cache.has_spare else None
+
+    def reach(self, count: int) -> int:
+        """Columns up to the last of `count` more tokens of the longest sequence."""
+        return max(self._cache.lengths[row] for row in self._rows) + count
+
     def next_positions(self, count: int) -> Tensor:
-        """Positions of the next `count` tokens of every row, int64 [N, count]."""
+        """Positions of the next `count` tokens of every row, int64 [N, count]. Sets `index`, the rows on the device."""
         starts = [self._cache.lengths[row] for row in self._rows]
         table = np.empty((len(starts), 1 + count), dtype=np.int64)  # slot and positions: one copy to the device
         table[:, 0] = self._rows

@@ -7,6 +7,7 @@ rows, A taps, d hidden size.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from dspine_export.errors import UsageError
-from dspine_export.runtime.ragged_cache import RaggedCache
-from dspine_export.runtime.slot_cache import SlotCache, SlotView
+from dspine_export.runtime.batch_buckets import batch_bucket
+from dspine_export.runtime.captured_verify import MOST_TOKENS, StaticRows, VerifyGraphs
+from dspine_export.runtime.ragged_cache import Lease, RaggedCache
+from dspine_export.runtime.slot_cache import COLUMN_STEP, SlotCache, SlotView
 
 PREFILL_CHUNK_TOKENS = 512  # bounds the mask and the activations of a long prompt
 
@@ -30,6 +33,8 @@ class TargetStep:
     Attributes:
         logits: float32 [N, T, V], row t is the distribution of the token after block token t.
         hidden: [N, T, A*d], tapped states of the block's tokens.
+
+    On a GPU both are buffers that the next pass overwrites.
     """
 
     logits: Tensor
@@ -43,11 +48,20 @@ class TargetExecutor:
         model: a causal language model that attends through `ragged_cache.ragged_attention`.
         taps: layer indices a, in the order in which the drafter's `fc` concatenates them.
         eos_ids: tokens that end a generation.
+        capture: verify in captured passes (`captured_verify`); None: on a GPU. What a pass returns is then valid until the next.
     """
 
-    def __init__(self, model: Any, taps: Iterable[int], eos_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, model: Any, taps: Iterable[int], eos_ids: Iterable[int] = (), *, capture: bool | None = None
+    ) -> None:
         self.model, self.taps, self.eos_ids = model, tuple(taps), frozenset(eos_ids)
         self.config = model.config
+        self._graphs: VerifyGraphs | None = None
+        self._kept: SlotCache | None = None
+        self._lease: weakref.ref[Lease] | None = None
+        if self.device.type == "cuda" if capture is None else capture:
+            groups = self.config.num_attention_heads // self.config.num_key_value_heads
+            self._graphs = VerifyGraphs(self._forward, groups, self.device)
         self.max_positions = int(self.config.max_position_embeddings)
         self._tapped: dict[int, Tensor] = {}
         for layer in set(self.taps):
@@ -67,15 +81,36 @@ class TargetExecutor:
     def device(self) -> torch.device:
         return self.embed_tokens.device
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def new_state(self, batch: int, capacity: int) -> RaggedCache:
         """An empty cache of `capacity` positions for each of `batch` sequences."""
+        if self._graphs is not None:
+            return RaggedCache.within(self._leased(batch, capacity), batch)
         return RaggedCache.empty(self.config.num_hidden_layers, self._cache_shape(batch, capacity), self.embed_tokens)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def new_slots(self, slots: int, capacity: int) -> SlotCache:
         """Empty slots of `capacity` positions, for sequences that come and go; `states` and `verify` take views of it."""
-        return SlotCache(self.config.num_hidden_layers, self._cache_shape(slots, capacity), self.embed_tokens)
+        captured = self._graphs is not None
+        if captured:  # a block is padded to a captured number of tokens
+            capacity = -(-(capacity + MOST_TOKENS) // COLUMN_STEP) * COLUMN_STEP
+        shape = self._cache_shape(slots, capacity)
+        return SlotCache(self.config.num_hidden_layers, shape, self.embed_tokens, spare=captured)
+
+    def _leased(self, batch: int, capacity: int) -> Lease:
+        """A cache for one batch: the last one, with all that was captured over it, where it is free and large enough."""
+        free = self._lease is None or self._lease() is None
+        kept = self._kept
+        if not free or kept is None or kept.slots < batch or kept.capacity < capacity + MOST_TOKENS:
+            self._kept = None  # before its successor is allocated
+            del kept
+            kept = self.new_slots(batch_bucket(batch), capacity)
+        kept.erase()
+        lease = Lease(kept)
+        self._kept, self._lease = kept, weakref.ref(lease)
+        return lease
 
     def _cache_shape(self, rows: int, capacity: int) -> tuple[int, int, int, int]:
         config = self.config
@@ -110,12 +145,16 @@ class TargetExecutor:
         """Runs [anchor, drafts ...] int64 [N, T] behind the committed tokens. Nothing is committed until `commit` (or, for slots,
         `SlotCache.advance`).
         """
+        done = None if self._graphs is None else self._graphs.run(state, block)
+        return TargetStep(*(self._forward(state, block) if done is None else done))
+
+    def _forward(self, state: RaggedCache | SlotView | StaticRows, block: Tensor) -> tuple[Tensor, Tensor]:
         normed, hidden = self.states(state, block)
-        return TargetStep(self.logits(normed), hidden)
+        return self.logits(normed), hidden
 
     def commit(self, state: RaggedCache, counts: Tensor) -> None:
         """Keeps the first counts[n] tokens of the block just verified, int64 [N]; the rest is forgotten."""
-        state.lengths = state.lengths + counts
+        state.lengths, state.longest = state.lengths + counts, None
 
     @torch.no_grad()
     def select(self, state: RaggedCache, rows: Tensor) -> RaggedCache:
@@ -123,7 +162,7 @@ class TargetExecutor:
         return state.select(rows)
 
     @torch.no_grad()
-    def states(self, state: RaggedCache | SlotView, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def states(self, state: RaggedCache | SlotView | StaticRows, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Final-normed states [N, T, d] and tapped states [N, T, A*d] of ids int64 [N, T] behind the committed tokens."""
         positions = state.next_positions(ids.shape[1])
         mask = state.begin(positions)

@@ -1,0 +1,172 @@
+"""Verification passes of the embedded target as CUDA graphs: one launch instead of some hundred for every block.
+
+A pass is captured for a number of sequences, a number of tokens and a number of attended columns, at the first block that needs it; ids,
+positions and cache rows are its inputs, in buffers. A batch runs in the smallest such pass that holds it: rows too many are pointed at
+the cache's spare slot, tokens too many lie behind the block, where the next one overwrites them. Attended columns grow by powers of two,
+so that short texts do not pay for the whole cache. Plain and speculative decoding take the same passes.
+
+On a CPU the same code runs without graphs (tests do); what cannot be captured is left to the caller, with one warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from dspine_export.errors import DspineWarning
+from dspine_export.runtime.batch_buckets import batch_bucket
+from dspine_export.runtime.captured_pass import CapturedPass
+from dspine_export.runtime.slot_cache import SlotCache
+
+MOST_TOKENS = 32  # longer pieces are prompts: there is more to compute than to launch
+FEWEST_COLUMNS = 256
+
+
+class Rows(Protocol):
+    """The sequences of a pass, in slots of a cache."""
+
+    @property
+    def storage(self) -> SlotCache | None:
+        """The cache, None where it cannot be captured over."""
+
+    @property
+    def index(self) -> Tensor:
+        """Slots, int64 [N] on the device, once the positions were asked for."""
+
+    def next_positions(self, count: int) -> Tensor:
+        """Positions of the next `count` tokens of every row, int64 [N, count]."""
+
+    def reach(self, count: int) -> int:
+        """Columns up to the last of `count` more tokens of the longest sequence."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences, tokens and attended columns of a pass."""
+
+    sequences: int
+    tokens: int
+    columns: int
+
+
+def shape_for(sequences: int, tokens: int, longest: int, capacity: int) -> Shape | None:
+    """The pass for a block behind at most `longest` committed tokens; None where it is too long, or runs over the cache's end padded."""
+    width = 1 << (tokens - 1).bit_length()
+    last = longest + width
+    if width > MOST_TOKENS or last > capacity:
+        return None
+    columns = max(FEWEST_COLUMNS, 1 << (last - 1).bit_length())
+    return Shape(batch_bucket(sequences), width, min(columns, capacity))
+
+
+class StaticRows:
+    """A pass's rows as buffers, with the interface that `ragged_cache.ragged_attention` writes through.
+
+    Queries of heads that share keys are handed to attention as further rows of one head: kernels that take a mask take no groups.
+    """
+
+    def __init__(self, storage: SlotCache, shape: Shape, groups: int) -> None:
+        self._keys, self._values, self._columns, self._groups = storage.keys, storage.values, shape.columns, groups
+        device = storage.keys[0].device
+        self.rows = torch.full((shape.sequences,), storage.spare, dtype=torch.int64, device=device)
+        self.positions = torch.arange(shape.tokens, device=device).repeat(shape.sequences, 1)
+        self.column = torch.arange(shape.columns, device=device)
+
+    def next_positions(self, count: int) -> Tensor:
+        """The buffer, int64 [N, T]."""
+        assert count == self.positions.shape[1]
+        return self.positions
+
+    def begin(self, positions: Tensor) -> Tensor:
+        """The mask, bool [N, 1, G*T, C']: key position <= own position, for every query of a group."""
+        return (self.column <= positions.repeat(1, self._groups).unsqueeze(-1)).unsqueeze(1)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores keys and values [N, Hkv, T, D] of one layer; returns the rows' first C' columns [N, Hkv, C', D]."""
+        return self._store(self._keys[layer], keys), self._store(self._values[layer], values)
+
+    def _store(self, cache: Tensor, new: Tensor) -> Tensor:
+        cache[self.rows[:, None], :, self.positions] = new.transpose(1, 2)
+        return cache[:, :, : self._columns].index_select(0, self.rows)
+
+
+Forward = Callable[[StaticRows, Tensor], tuple[Tensor, Tensor]]
+
+
+class _Pass:
+    """One captured shape. logits float32 [N, T, V] and hidden [N, T, A*d] are overwritten by every run."""
+
+    def __init__(self, forward: Forward, storage: SlotCache, shape: Shape, groups: int, pool: object | None) -> None:
+        self._forward, self._spare = forward, storage.spare
+        self.view = StaticRows(storage, shape, groups)
+        self.ids = torch.zeros_like(self.view.positions)
+        self.logits = self.hidden = torch.empty(0)
+        self._captured = CapturedPass(self._launch, self.ids.device, pool)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _launch(self) -> None:
+        logits, hidden = self._forward(self.view, self.ids)
+        if self.logits.shape != logits.shape:  # at the first warm-up: they must not live in the graphs' shared memory
+            self.logits = torch.empty_like(logits, dtype=torch.float32)
+            self.hidden = torch.empty_like(hidden)
+        self.logits.copy_(logits)
+        self.hidden.copy_(hidden)
+
+    def run(self, index: Tensor, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        n, tokens = ids.shape
+        self.view.rows[:n].copy_(index)
+        self.view.rows[n:].fill_(self._spare)
+        self.view.positions[:n].copy_(positions)
+        self.ids[:n, :tokens].copy_(ids)
+        self._captured.run()
+        return self.logits[:n, :tokens], self.hidden[:n, :tokens]
+
+
+class VerifyGraphs:
+    """The captured passes of one target, by cache and shape.
+
+    Args:
+        forward: (rows, ids) -> logits [N, T, V] in any float type and hidden [N, T, A*d]. groups: query heads per key head.
+    """
+
+    def __init__(self, forward: Forward, groups: int, device: torch.device) -> None:
+        self._forward, self._groups = forward, groups
+        # Passes run one after the other and keep nothing but their buffers: they may share their intermediate memory.
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._passes: WeakKeyDictionary[SlotCache, dict[Shape, _Pass]] = WeakKeyDictionary()
+        self._broken = False
+
+    def run(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """logits float32 [N, T, V] and hidden [N, T, A*d] of ids int64 [N, T], valid until the next run; None: not here."""
+        storage = rows.storage
+        if storage is None or self._broken:
+            return None
+        shape = shape_for(ids.shape[0], ids.shape[1], rows.reach(0), storage.capacity)
+        found = None if shape is None else self._pass(storage, shape)
+        if shape is None or found is None:
+            return None
+        positions = rows.next_positions(shape.tokens)
+        return found.run(rows.index, ids, positions)
+
+    # Buffers made inside inference mode could not be written outside it.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _pass(self, storage: SlotCache, shape: Shape) -> _Pass | None:
+        passes = self._passes.setdefault(storage, {})
+        if shape not in passes:
+            try:
+                passes[shape] = _Pass(self._forward, storage, shape, self._groups, self._pool)
+            except RuntimeError as error:
+                self._broken = True
+                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                message = f"The target verifies launch by launch, which is slower than a CUDA graph: {reason}"
+                warnings.warn(message, DspineWarning, stacklevel=4)
+                return None
+        return passes[shape]

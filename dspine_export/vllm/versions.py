@@ -34,7 +34,7 @@ class Release:
 RELEASES: tuple[Release, ...] = (
     Release("0.26", "signature-checked", HOOKS_0_26, is_older=True),
     Release("0.32", "run", HOOKS_0_32),
-    Release("0.33", "run", HOOKS_0_33, asks_the_model=True),
+    Release("0.33", "signature-checked", HOOKS_0_33, asks_the_model=True),
 )
 """Oldest first."""
 

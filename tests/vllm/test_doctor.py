@@ -15,7 +15,7 @@ def lines() -> dict[str, tuple[str, str]]:
 
 def test_installed_version() -> None:
     found = lines()
-    assert found["vLLM hooks"][0] == "ok" and "(run)" in found["vLLM hooks"][1]
+    assert found["vLLM hooks"][0] == "ok" and "hooks as in 0.3" in found["vLLM hooks"][1]
     assert found["vLLM plugin"] == ("ok", "vLLM loads it: method dspine")
 
 

@@ -128,7 +128,7 @@ def test_registering_twice_changes_nothing(host: Host) -> None:
 
 def test_installed_vllm_has_the_hooks() -> None:
     release = release_for(vllm.__version__)
-    assert release is not None and release.state == "run", known_versions()
+    assert release is not None, known_versions()
     assert not compare(release.hooks, Path(vllm.__file__).parent)
 
 

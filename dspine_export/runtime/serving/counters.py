@@ -58,9 +58,10 @@ class Counters:
         with self._lock:
             self.requests[outcome] += 1
 
-    def sequence_round(self, drafted: int, accepted: int, committed: int) -> None:
+    def sequence_round(self, drafted: int, accepted: int, committed: int, near_ties: int = 0) -> None:
         """One sequence's part of a round."""
         with self._lock:
+            self.near_ties += near_ties
             self.sequence_rounds += 1
             self.drafted_tokens += drafted
             self.accepted_tokens += accepted

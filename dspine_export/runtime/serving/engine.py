@@ -94,6 +94,7 @@ class Engine:
             DspineError: the models fail already.
         """
         self._accepting = True
+        self._scheduler.emitter.start()
         self._thread.start()
         if warm_up:
             self._warm_up()
@@ -129,20 +130,23 @@ class Engine:
     def reset_counters(self) -> None:
         """Waits until the engine is idle and starts counting anew."""
         self._wait_for_rest(None)
+        self._scheduler.emitter.flush()
         self._scheduler.counters = Counters()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuses new requests, lets the others finish for at most `drain_seconds`, fails the rest, and ends the thread."""
         with self._wake:
             self._accepting = False
-            if not self._thread.is_alive():
-                return
+        if not self._thread.is_alive():
+            self._scheduler.emitter.close()
+            return
         self._wait_for_rest(drain_seconds)
         with self._wake:
             self._stopping = True
             self._signalled = True
             self._wake.notify_all()
         self._thread.join()
+        self._scheduler.emitter.close()
 
     def _check_accepting(self) -> None:
         if self._failure is not None:

@@ -17,16 +17,15 @@ import torch
 
 from dspine_export.errors import DspineError
 from dspine_export.runtime.serving.counters import Counters
-from dspine_export.runtime.serving.handle import Event, Failed
+from dspine_export.runtime.serving.emitter import Committed, Emitter, Ended
 from dspine_export.runtime.serving.judge import choose
 from dspine_export.runtime.serving.outcomes import (
     CancelledError,
     DeadlineError,
     OverloadedError,
     ServingError,
-    outcome_of,
 )
-from dspine_export.runtime.serving.slot_models import Round, SlotModels
+from dspine_export.runtime.serving.slot_models import SlotModels
 from dspine_export.runtime.serving.stream import Stream
 
 LOG = logging.getLogger(__name__)
@@ -45,6 +44,7 @@ class Scheduler:
 
     def __init__(self, models: SlotModels, slots: int, *, max_queue: int, chunk_tokens: int) -> None:
         self.models, self.counters = models, Counters()
+        self.emitter = Emitter(lambda: self.counters)
         self.slots, self._max_queue, self._chunk_tokens = slots, max_queue, chunk_tokens
         self._free = list(range(slots))
         self._running: list[Stream] = []
@@ -97,7 +97,11 @@ class Scheduler:
             dropped = [stream for stream in self._waiting if _given_up(stream, now)]
             if dropped:
                 self._waiting = deque(stream for stream in self._waiting if stream not in dropped)
-        dropped += [stream for stream in self._running if _given_up(stream, now)]
+        for stream in self._running:
+            if stream.stopped:  # by its text
+                self._release(stream)
+            elif _given_up(stream, now):
+                dropped.append(stream)
         for stream in dropped:
             if stream.handle.cancelled:
                 self._fail(stream, CancelledError("The request was cancelled"))
@@ -142,51 +146,35 @@ class Scheduler:
         ]
         firsts = torch.stack([torch.stack(pair) for pair in chosen]).tolist()
         for stream, (token, finite) in zip(complete, firsts, strict=True):
-            if not finite:
+            if finite:
+                self._emit(stream, stream.commit([token]))
+            else:
                 self._fail(stream, _not_finite(), erase=True)
-                continue
-            self.counters.first_token(len(stream.prompt))
-            self._emit(stream, stream.commit([token]))
 
     def _round_part(self, streams: Sequence[Stream]) -> None:
         done = self.models.round(streams)
-        kept: list[int] = []
+        kept: list[list[int]] = []
         for stream, row in zip(streams, done.rows, strict=True):
-            if row.finite:
-                kept.append(stream.commit(row.tokens))
-            else:
-                kept.append(0)
+            kept.append(stream.commit(row.tokens) if row.finite else [])
+            if not row.finite:
                 self._fail(stream, _not_finite(), erase=True)
         try:
-            self.models.commit(streams, done)  # enqueued before the host turns to text
+            self.models.commit(streams, done)  # enqueued before the host does anything else
         except Exception as error:  # their tokens are taken, so there is no second attempt
             LOG.exception("committing a round of %d failed", len(streams))
             for stream in streams:
                 self._blame(stream, error)
-        self._emit_round(streams, done, kept)
-
-    def _emit_round(self, streams: Sequence[Stream], done: Round, kept: Sequence[int]) -> None:
-        for stream, row, count in zip(streams, done.rows, kept, strict=True):
+        for stream, row, tokens in zip(streams, done.rows, kept, strict=True):
             if stream.slot >= 0:
-                stream.near_ties += row.near_ties
-                self.counters.near_ties += row.near_ties
-                self._emit(stream, count, (row.width, row.accepted))
+                self._emit(stream, tokens, (row.width, row.accepted), row.near_ties)
 
-    def _emit(self, stream: Stream, kept: int, checked: tuple[int, int] | None = None) -> None:
-        """Text of the tokens just committed; whatever goes wrong with it is this stream's alone."""
-        try:
-            count, event = stream.event(kept, checked)
-        except Exception as error:
-            LOG.exception("text of a stream failed")
-            self._fail(stream, _internal(error))
-            return
-        if checked is not None:
-            self.counters.sequence_round(checked[0], min(checked[1], count), count)
-        if stream.finished:  # counted, and its slot free, before the caller hears of it
+    def _emit(
+        self, stream: Stream, tokens: list[int], checked: tuple[int, int] | None = None, near_ties: int = 0
+    ) -> None:
+        """Tokens just committed; a slot is free before its last token is said."""
+        if stream.finished:
             self._release(stream)
-            self.counters.request("ok")
-        if event is not None:
-            _send(stream, event)
+        self.emitter.put(Committed(stream, tokens, stream.sequence.finish_reason, checked, near_ties))
 
     def _isolated(self, streams: Sequence[Stream], run: Callable[[Sequence[Stream]], None]) -> None:
         """Runs a batch; when it raises, one by one, so that only the streams at fault are lost."""
@@ -218,8 +206,7 @@ class Scheduler:
         try:
             self._release(stream, erase=erase)
         finally:
-            self.counters.request(outcome_of(error))
-            _send(stream, Failed(error))
+            self.emitter.put(Ended(stream, error))
 
     def _release(self, stream: Stream, *, erase: bool = False) -> None:
         if stream.slot < 0:
@@ -230,13 +217,6 @@ class Scheduler:
 
     def _sweep(self) -> None:
         self._running = [stream for stream in self._running if stream.slot >= 0]
-
-
-def _send(stream: Stream, event: Event) -> None:
-    try:
-        stream.handle.send(event)
-    except Exception:
-        LOG.exception("an event could not be delivered")
 
 
 def _by_slot(streams: Iterable[Stream]) -> list[Stream]:

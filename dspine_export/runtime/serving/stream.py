@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from dspine_export.runtime.generation import RunningSequence
+from dspine_export.runtime.generation import FinishReason, RunningSequence
 from dspine_export.runtime.serving.draws import Draws, Uniforms
 from dspine_export.runtime.serving.handle import Event, Finished, Handle, Piece
 from dspine_export.runtime.serving.output_text import OutputText
@@ -14,10 +14,11 @@ from dspine_export.runtime.serving.request import Completion
 
 @dataclass(eq=False)
 class Stream:
-    """State of one sequence, touched by the engine's thread only.
+    """State of one sequence. The loop's thread chooses tokens, the emitter's turns them into text; each has fields of its own.
 
     Attributes:
-        prompt: token ids. sequence: its end, limit and acceptance counters.
+        prompt: token ids. sequence: its end and limit, the loop's; its acceptance counters, the emitter's.
+        output, emitted, near_ties: text and tokens so far, the emitter's. stopped: set by the emitter once the last event is made.
         temperature, top_p, draws: how its tokens are chosen. draft_tokens: most to draft per round, 0 once it has stopped drafting.
         expires_at: on the monotonic clock, None for never.
         slot: of both caches, -1 while it waits. prefilled: prompt tokens already in the target's cache.
@@ -40,8 +41,10 @@ class Stream:
     anchor: int = -1
     uniforms: Uniforms | None = None
     near_ties: int = 0
+    stopped: bool = False
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    emitted: list[int] = field(default_factory=list)
     _unsent: list[int] = field(default_factory=list)
 
     @property
@@ -58,42 +61,43 @@ class Stream:
             self.uniforms = self.draws.round()
         return self.uniforms
 
-    def commit(self, tokens: list[int]) -> int:
-        """Takes a round's tokens (the last is the next anchor) up to an end token or the limit; returns how many were kept."""
+    def commit(self, tokens: list[int]) -> list[int]:
+        """Takes a round's tokens (the last is the next anchor) up to an end token or the limit; returns those that were kept."""
         self.anchor, self.uniforms = tokens[-1], None
         if not self.first_token_at:
             self.first_token_at = time.monotonic()
-        return self.sequence.take(tokens)
+        return tokens[: self.sequence.take(tokens)]
 
-    def event(self, kept: int, checked: tuple[int, int] | None = None) -> tuple[int, Event | None]:
-        """Detokenises the `kept` tokens committed last and makes the event that says what became certain, None if nothing did.
+    def event(
+        self, tokens: list[int], reason: FinishReason | None, checked: tuple[int, int] | None, near_ties: int
+    ) -> tuple[int, Event | None]:
+        """For the emitter: detokenises committed tokens and makes the event that says what became certain, None if nothing did.
 
-        `checked` are the drafted and accepted tokens of the round that committed them, None for the prompt's pass. Returns also how
-        many tokens belong to the output, fewer than `kept` where a stop word ended it.
+        `reason` comes with the last tokens. `checked` are the drafted and accepted tokens of the round that committed them, None for the
+        prompt's pass. Returns also how many tokens belong to the output, fewer than given where a stop word ended it.
         """
-        tokens = self.sequence.tokens[len(self.sequence.tokens) - kept :]
         count, text = self.output.push(tokens)
-        if self.output.stopped:
-            del self.sequence.tokens[len(self.sequence.tokens) - (kept - count) :]
-            self.sequence.finish_reason = "stop"
+        self.emitted += tokens[:count]
         self._unsent += tokens[:count]
+        self.near_ties += near_ties
         if checked is not None:
             self.sequence.statistics.record(checked[0], min(checked[1], count), count)
-        if self.finished:
+        reason = "stop" if self.output.stopped else reason
+        if reason is not None:
+            self.stopped = True
             text += self.output.finish()
-            return count, Finished(text, self._take_unsent(), self._completion())
+            return count, Finished(text, self._take_unsent(), self._completion(reason))
         return count, Piece(text, self._take_unsent()) if text else None
 
     def _take_unsent(self) -> list[int]:
         tokens, self._unsent = self._unsent, []
         return tokens
 
-    def _completion(self) -> Completion:
-        assert self.sequence.finish_reason is not None
+    def _completion(self, reason: FinishReason) -> Completion:
         return Completion(
             text=self.output.text,
-            token_ids=self.sequence.tokens,
-            finish_reason=self.sequence.finish_reason,
+            token_ids=self.emitted,
+            finish_reason=reason,
             prompt_tokens=len(self.prompt),
             statistics=self.sequence.statistics,
             near_ties=self.near_ties,

@@ -11,6 +11,7 @@ import pytest
 from dspine_export.runtime.generate import generate_plain
 from dspine_export.runtime.lossless import compare_greedy
 from dspine_export.runtime.serving.request import Completion, Request
+from dspine_export.runtime.serving.slot_models import SlotModels
 from tests.runtime.conftest import Opened
 from tests.runtime.pairs import BIGRAM_BLOCK
 from tests.runtime.test_generate import walk
@@ -23,8 +24,10 @@ def check(pair: Opened, prompt: list[int], completion: Completion, max_tokens: i
     compare_greedy(pair[0], prompt, completion.token_ids, max_new_tokens=max_tokens).require_equal(prompt)
 
 
-def test_streams_that_come_and_go(tiny: Opened, serve: Serve) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_streams_that_come_and_go(tiny: Opened, serve: Serve, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 clients, 4 slots, prompts around the chunk size, random pauses, a third of the requests sampled or cut short."""
+    monkeypatch.setattr(SlotModels, "computes_ahead", ahead)
     engine = serve(slots=4, chunk_tokens=16)
     done: dict[int, tuple[Request, Completion]] = {}
 

@@ -20,6 +20,7 @@ from dspine_export.runtime.serving.outcomes import (
     UnavailableError,
 )
 from dspine_export.runtime.serving.request import Request
+from dspine_export.runtime.serving.slot_models import SlotModels
 from tests.runtime.conftest import Opened
 from tests.serving.conftest import MAX_SEQ_LEN, Serve, random_prompt
 
@@ -40,9 +41,9 @@ class Gate:
         self._open, self._round = threading.Event(), engine.models.round
         engine.models.round = self  # type: ignore[method-assign, assignment]
 
-    def __call__(self, streams: Any) -> Any:
+    def __call__(self, streams: Any, *rest: Any) -> Any:
         assert self._open.wait(60)
-        return self._round(streams)
+        return self._round(streams, *rest)
 
     def open(self) -> None:
         self._open.set()
@@ -295,8 +296,10 @@ def test_figures_add_up(serve: Serve) -> None:
         assert 0 <= completion.queue_seconds <= completion.first_token_seconds <= completion.seconds
 
 
-def test_clients_that_change_their_minds(serve: Serve) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_clients_that_change_their_minds(serve: Serve, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled, expired and refused requests among ordinary ones: everything is answered once, and nothing is left behind."""
+    monkeypatch.setattr(SlotModels, "computes_ahead", ahead)
     engine = serve(slots=3, max_queue=12, chunk_tokens=16)
     rng, handles, refused = random.Random(0), [], 0
     for number in range(40):

@@ -50,6 +50,7 @@ class Scheduler:
         self._running: list[Stream] = []
         self._waiting: deque[Stream] = deque()
         self._lock = threading.Lock()
+        self._unsaid: deque[Committed | Ended] = deque()
 
     @property
     def queue_depth(self) -> int:
@@ -80,6 +81,8 @@ class Scheduler:
         batch = _by_slot(stream for stream in self._running if not stream.remaining_prompt)
         if batch:
             self._isolated(batch, self._round_part)
+        if not (batch and self._running and self.models.computes_ahead):  # no round follows that would say it
+            self._say()
         self.counters.loop(time.perf_counter() - started, self.models.clock.take(), len(batch), prompts=prompts)
 
     def fail_all(self, error: DspineError) -> None:
@@ -90,6 +93,12 @@ class Scheduler:
             with suppress(Exception):  # broken models cannot be told to forget a slot
                 self._fail(stream, error)
         self._running = []
+        self._say()
+
+    def _say(self) -> None:
+        """Hands over what passes have brought: while the device computes the next one, where it can be so."""
+        while self._unsaid:
+            self.emitter.put(self._unsaid.popleft())
 
     def _drop_given_up(self) -> None:
         now = time.monotonic()
@@ -152,7 +161,7 @@ class Scheduler:
                 self._fail(stream, _not_finite(), erase=True)
 
     def _round_part(self, streams: Sequence[Stream]) -> None:
-        done = self.models.round(streams)
+        done = self.models.round(streams, self._say)
         kept: list[list[int]] = []
         for stream, row in zip(streams, done.rows, strict=True):
             kept.append(stream.commit(row.tokens) if row.finite else [])
@@ -174,7 +183,7 @@ class Scheduler:
         """Tokens just committed; a slot is free before its last token is said."""
         if stream.finished:
             self._release(stream)
-        self.emitter.put(Committed(stream, tokens, stream.sequence.finish_reason, checked, near_ties))
+        self._unsaid.append(Committed(stream, tokens, stream.sequence.finish_reason, checked, near_ties))
 
     def _isolated(self, streams: Sequence[Stream], run: Callable[[Sequence[Stream]], None]) -> None:
         """Runs a batch; when it raises, one by one, so that only the streams at fault are lost."""
@@ -206,7 +215,7 @@ class Scheduler:
         try:
             self._release(stream, erase=erase)
         finally:
-            self.emitter.put(Ended(stream, error))
+            self._unsaid.append(Ended(stream, error))
 
     def _release(self, stream: Stream, *, erase: bool = False) -> None:
         if stream.slot < 0:

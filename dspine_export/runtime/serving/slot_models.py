@@ -6,7 +6,7 @@ vocabulary rows, A taps, d hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,6 +91,11 @@ class SlotModels:
             room = max_seq_len if executor.max_context is None else min(max_seq_len, executor.max_context)
             self._contexts = executor.new_slots(slots, room)
 
+    @property
+    def computes_ahead(self) -> bool:
+        """Whether a round's passes are queued in no time, so that host work is free between that and their end."""
+        return bool(getattr(self.target, "captured", False))
+
     def drafts_for(self, prompt_tokens: int) -> int:
         """Most tokens that can be drafted behind a prompt of this length."""
         limit = None if self.executor is None else self.executor.max_context
@@ -150,8 +155,11 @@ class SlotModels:
             stream.prefilled += count
         return logits
 
-    def round(self, streams: Sequence[Stream]) -> Round:
-        """Drafts for every stream that wants it and checks all of them in one pass of the target. Commits nothing."""
+    def round(self, streams: Sequence[Stream], meanwhile: Callable[[], None] = lambda: None) -> Round:
+        """Drafts for every stream that wants it and checks all of them in one pass of the target. Commits nothing.
+
+        `meanwhile` is called when all is queued, before the wait for the device.
+        """
         device = self.target.device
         widths = [self._width(stream) for stream in streams]
         table = np.array([[stream.anchor for stream in streams], widths], dtype=np.int64)
@@ -175,12 +183,12 @@ class SlotModels:
             count_near_ties=self._count_near_ties,
         )
         columns = (verdicts.accepted, verdicts.following, verdicts.finite, verdicts.near_ties)
-        packed = torch.cat(
-            (torch.stack(columns, dim=1), drafts), dim=1
-        ).tolist()  # the round's only wait for the device
+        packed = torch.cat((torch.stack(columns, dim=1), drafts), dim=1)
+        meanwhile()
+        on_host = packed.tolist()  # the round's only wait for the device
         rows = [
             Checked(drafts, width, accepted, following, bool(finite), ties)
-            for width, (accepted, following, finite, ties, *drafts) in zip(widths, packed, strict=True)
+            for width, (accepted, following, finite, ties, *drafts) in zip(widths, on_host, strict=True)
         ]
         return Round(rows, step.hidden)
 

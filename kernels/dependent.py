@@ -18,7 +18,9 @@ from triton.runtime.jit import JITFunction
 NOT, EARLY, LATE = 0, 1, 2  # when the successor may start; not dependent at all where that measured best
 STARTS: dict[str, int] = {
     "_merge": EARLY,
-    **dict.fromkeys(("_messages", "_gate", "_rms_norm", "_silu_mul", "_write_and_norm", "_block_maxima"), NOT),
+    **dict.fromkeys(
+        ("_messages", "_gate", "_rms_norm", "_silu_mul", "_write_and_norm", "_round_rows", "_block_maxima"), NOT
+    ),
 }
 DEFAULT_START = LATE
 

@@ -20,6 +20,7 @@ from dspine_export.runtime.executor import DrafterExecutor
 ExecutorName = Literal["torch", "eager", "onnxruntime", "tensorrt"]
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 DRAFTER_FOLDER, PORTABLE_FOLDER = "drafter", "portable"  # of a bundle
+FLOAT8_CAPABILITY = (8, 9)
 MAX_CANDIDATES = 64  # `dspine_kernels.topk.MAX_CANDIDATES`, known without loading Triton
 
 
@@ -80,9 +81,8 @@ def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, weights: st
     drafter = loaded.bind(embed_tokens=embed_tokens[:rows], lm_head=lm_head[:rows])
     if kernels and embed_tokens.device.type == "cuda":
         obstacle = kernel_obstacle(loaded.config, embed_tokens.dtype)
-        if weights == "fp8" and (obstacle is not None or embed_tokens.dtype != torch.bfloat16):
-            got = obstacle or f"a target in {embed_tokens.dtype}"
-            raise UsageError("Float8 weights need our kernels in bfloat16", where="weights", got=got)
+        if weights == "fp8":
+            _check_fp8(obstacle, embed_tokens)
         if obstacle is None:
             from dspine_export.runtime.cuda_executor import CudaExecutor
 
@@ -93,6 +93,17 @@ def _open_torch(folder: Path, embed_tokens: Tensor, lm_head: Tensor, weights: st
     executor = TorchExecutor(drafter)
     executor.name = "torch" if kernels else "eager"
     return executor
+
+
+def _check_fp8(obstacle: str | None, like: Tensor) -> None:
+    capability = torch.cuda.get_device_capability(like.device)
+    if capability < FLOAT8_CAPABILITY:
+        obstacle = "a GPU of compute capability {}.{}".format(*capability)
+    if obstacle is None and like.dtype != torch.bfloat16:
+        obstacle = f"a target in {like.dtype}"
+    if obstacle is not None:
+        expected = "our kernels in bfloat16, compute capability 8.9 and later"
+        raise UsageError("Float8 weights cannot be used", where="weights", got=obstacle, expected=expected)
 
 
 def kernel_obstacle(config: DrafterConfig, dtype: torch.dtype) -> str | None:

@@ -59,16 +59,10 @@ class VendorLayers:
         ]
 
     def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
-        draft, weights = self.draft, self.draft.weights
+        draft = self.draft
         readout, write = layer.readout, layer.write
-        assert readout is not None and write is not None and weights.gates is not None
-        assert weights.gate_bias is not None and weights.token_table is not None
+        assert readout is not None and write is not None
         target = draft.readout_of(last=last)
-        gates, narrow = weights.gates, target[:, : weights.gates.shape[1]]
-        message = partial(
-            gate_projections, narrow, self.projected, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
-            draft.receiver_gate if last else None,
-        )  # fmt: skip
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
         finish = partial(
             write_and_norm, draft.x, self.update, following, draft.eps, draft.block, draft.written if last else draft.x, draft.normed,
@@ -76,11 +70,22 @@ class VendorLayers:
         )  # fmt: skip
         return [
             Step("readout", lambda: torch.mm(draft.x, readout.T, out=target)),
-            Step("gates", lambda: torch.mm(narrow, gates.T, out=self.projected)),
-            Step("message", message),
+            *self._messages(target, last=last),
             Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
             Step("write_norm", finish),
         ]
+
+    def _messages(self, target: Tensor, *, last: bool) -> list[Step]:
+        """Gated messages z of the readouts in `target`."""
+        draft, weights = self.draft, self.draft.weights
+        gates = weights.gates
+        assert gates is not None and weights.gate_bias is not None and weights.token_table is not None
+        narrow = target[:, : gates.shape[1]]
+        message = partial(
+            gate_projections, narrow, self.projected, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
+            draft.receiver_gate if last else None,
+        )  # fmt: skip
+        return [Step("gates", lambda: torch.mm(narrow, gates.T, out=self.projected)), Step("message", message)]
 
     def _logits(self) -> None:
         draft, head = self.draft, self.draft.weights.lm_head

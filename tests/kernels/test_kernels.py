@@ -19,6 +19,8 @@ from dspine_kernels.rows import (
     embed_block,
     rms_norm,
     rms_norm_reference,
+    round_rows,
+    round_rows_reference,
     silu_mul,
     silu_mul_reference,
     write_and_norm,
@@ -42,6 +44,34 @@ from tests.kernels.comparison import close, poisoned, randn
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def test_round_rows(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Plain, a row of zeros, after an addition and a norm, of a SwiGLU. The interpreter's own rounding to e4m3 loses carries."""
+    rows, columns = 5, 72
+    kind = torch.float8_e4m3fn if device.type == "cuda" else torch.float32
+    rtol, atol = (2.0**-3, 2.0**-9) if device.type == "cuda" else (1e-5, 1e-4)
+    for dtype in dtypes:
+        x = randn(rows, columns, device=device, dtype=dtype)
+        x *= torch.logspace(-6, 3, rows, device=device)[:, None].to(dtype)
+        x[2] = 0
+        out, scales = poisoned(rows, columns, device=device).to(kind), poisoned(rows, device=device)
+        round_rows(x, out, scales)
+        want, want_scales = round_rows_reference(x.float(), kind)
+        torch.testing.assert_close(scales, want_scales)
+        torch.testing.assert_close(out.float(), want.float(), rtol=rtol, atol=atol)
+        update, gain = (randn(*shape, device=device, dtype=dtype) for shape in ((rows, columns), (columns,)))
+        total, normed = x + update, poisoned(rows, columns, device=device, dtype=dtype)
+        round_rows(x, out, scales, update=update, gain=gain, eps=1e-6, normed=normed)
+        assert torch.equal(x, total)
+        close(normed, rms_norm_reference(total, gain, 1e-6), dtype)
+        torch.testing.assert_close(
+            out.float(), round_rows_reference(normed.float(), kind)[0].float(), rtol=rtol, atol=atol
+        )
+        gate_up = randn(rows, 2 * columns, device=device, dtype=dtype)
+        round_rows(gate_up, out, scales, silu=True)
+        back, swiglu = out.float() * scales[:, None], silu_mul_reference(gate_up)
+        assert float((back - swiglu).norm() / swiglu.norm()) < 0.04
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(7, 40), (3, 1100)])

@@ -112,9 +112,13 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
                 for repeat in range(a.repeats + (batch == 1))
             ]
             best = max(runs, key=lambda run: run.tokens_per_s)
+            prefill = min(
+                timed_batch(llm, random_prompts(batch, a.prompt, 5000 * batch + repeat, vocabulary), 1).seconds for repeat in range(2)
+            )  # fmt: skip
             row = {
                 "batch": batch, "synthetic_length": length, "acceptance_length": best.acceptance_length,
                 "tokens_per_s": round(best.tokens_per_s, 1), "all": [round(run.tokens_per_s, 1) for run in runs],
+                "prefill_s": round(prefill, 4), "decode_tokens_per_s": round((best.tokens - batch) / (best.seconds - prefill), 1),
             }  # fmt: skip
             print(name, row, flush=True)
             result["rows"].append(row)
@@ -211,20 +215,26 @@ def machine() -> dict[str, Any]:
 
 
 def table(folder: Path) -> str:
-    """Tokens per second by batch, and DSpine over DFlash; also written as table.json."""
+    """Tokens per second by batch, with and without the prefill, and DSpine over DFlash; also written as table.json."""
+    tables = {figure: _figure_table(folder, figure) for figure in ("tokens_per_s", "decode_tokens_per_s")}
+    write(folder / "table.json", tables)
+    return json.dumps(tables, indent=1)
+
+
+def _figure_table(folder: Path, figure: str) -> dict[int, dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
     for name in CONFIGURATIONS:
         path = folder / f"{name}.json"
         for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
             label = name if row["synthetic_length"] is None else f"{name}({row['synthetic_length']:g})"
-            rows.setdefault(row["batch"], {})[label] = row["tokens_per_s"]
+            if figure in row:
+                rows.setdefault(row["batch"], {})[label] = row[figure]
     base = "dflash(3.77)"
     for found in rows.values():
         for label in ("dspine(4.82)", "dspine(3.77)"):
             if label in found and base in found:
                 found[f"{label} / {base}"] = round(found[label] / found[base], 4)
-    write(folder / "table.json", {"tokens_per_s": rows})
-    return json.dumps(rows, indent=1)
+    return rows
 
 
 def main(argv: list[str] | None = None) -> int:

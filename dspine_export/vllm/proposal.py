@@ -39,6 +39,8 @@ class Proposal:
             # One row more than requests: what padding rows of a graph write must land somewhere.
             shape = (requests + 1, self.slots, vocabulary)
             self._logits = torch.full(shape, float("-inf"), device=device)
+            # A Python number would be copied from the host at every write, which a graph cannot record.
+            self._lowest = torch.full((), float("-inf"), device=device)
             self._written = torch.zeros(requests + 1, self.slots, count, dtype=torch.int64, device=device)
             speculator.draft_logits = self._logits[:requests]
 
@@ -60,7 +62,7 @@ class Proposal:
         requests = self._requests(start, stop)
         requests = torch.where(requests >= 0, requests, self._logits.shape[0] - 1)
         request, slot = requests[:, None, None], torch.arange(self.slots, device=q.device)[:, None]
-        self._logits[request, slot, self._written[requests]] = float("-inf")
+        self._logits.index_put_((request, slot, self._written[requests]), self._lowest)
         heat = draws.temperature[:, None, None]
         # Greedy rows are verified against the target's argmax; their logits are not read, but must not become NaN.
         self._logits[request, slot, candidate_ids] = torch.where(heat > 0, q.log() * heat, 0.0)

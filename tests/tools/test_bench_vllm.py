@@ -27,7 +27,7 @@ def test_table_relates_dspine_to_dflash(tmp_path: Path) -> None:
     for name, length, speed in (("dflash", 3.77, 100.0), ("dspine", 4.82, 125.0), ("none", None, 40.0)):
         rows = [{"batch": 8, "synthetic_length": length, "tokens_per_s": speed}]
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
-    found = json.loads(bench_vllm.table(tmp_path))["8"]
+    found = json.loads(bench_vllm.table(tmp_path))["tokens_per_s"]["8"]
     assert found == {"dspine(4.82)": 125.0, "dflash(3.77)": 100.0, "none": 40.0, "dspine(4.82) / dflash(3.77)": 1.25}
 
 

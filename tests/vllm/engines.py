@@ -32,7 +32,9 @@ def engine(target: Path, drafter: Path | None = None, *, drafted: int | None = N
         speculative = {"method": "dspine", "model": str(drafter), **more}
         if drafted is not None:
             speculative["num_speculative_tokens"] = drafted
-    machine = {"gpu_memory_utilization": 0.1} if ON_GPU else {"block_size": 32, "enforce_eager": True}
+    # A stated cache size: vLLM's own measurement of free memory fails where other processes use the device.
+    shared_gpu = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 28}
+    machine = shared_gpu if ON_GPU else {"block_size": 32, "enforce_eager": True}
     defaults: dict[str, Any] = {
         "skip_tokenizer_init": True, "max_model_len": 256, "max_num_seqs": 4, "dtype": "float32",
         "disable_log_stats": False, "speculative_config": speculative,

@@ -1,4 +1,4 @@
-"""What rounding a drafter's weights to float8 costs in acceptance length: the runtime's own loop, greedy, with both executors.
+"""What rounding a drafter to float8 costs in acceptance length: the runtime's own loop, greedy, by weight format.
 
     python -m tools.measure_fp8 --target TARGET --drafter DRAFTER --prompts tests/data/prompts/*.jsonl --out fp8.json
 
@@ -48,6 +48,7 @@ def main() -> None:
     add("--max-new-tokens", type=int, default=192)
     add("--limit", type=int, default=100, help="prompts of each file")
     add("--batch", type=int, default=128)
+    add("--arms", nargs="+", choices=sorted(ARMS), default=["kernels bfloat16", "kernels float8"])
     a = parser.parse_args()
     config = json.loads((a.drafter / "config.json").read_text())
     target = open_target(a.target, config["dflash_config"]["target_layer_ids"], dtype="bfloat16", device="cuda")
@@ -62,7 +63,8 @@ def main() -> None:
         "max_new_tokens": a.max_new_tokens,
         "arms": {},
     }
-    for arm, (name, weights) in ARMS.items():
+    for arm in a.arms:
+        name, weights = ARMS[arm]
         executor = open_executor(name, a.drafter, target.embed_tokens, target.lm_head, weights=weights)
         measure(target, executor, prompts[:2], a)  # captures and compiles
         result["arms"][arm] = measure(target, executor, prompts, a)

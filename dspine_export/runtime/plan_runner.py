@@ -31,15 +31,17 @@ _DTYPES = {
 class PlanRunner:
     """Feeds tensors by name and returns tensors by name; feeds the plan does not know are ignored, graphs drop unused inputs.
 
+    A run that a CUDA graph captures leaves its execution context to that graph, with the context's memory: a graph is valid as long as
+    nobody changes the context it was captured from. Run the shapes once before they are captured; the library prepares itself then.
+
     Args:
         runtime: kept alive as long as the engine made by it.
     """
 
     def __init__(self, backend: Backend, runtime: Any, engine: Any, device: torch.device) -> None:
         self._backend, self._runtime, self._engine, self._device = backend, runtime, engine, device
-        self._context = engine.create_execution_context()
-        if self._context is None:
-            raise DependencyError(f"{backend} cannot create an execution context", got=backend.log.excerpt())
+        self._context = self._new_context()
+        self._captured: list[Any] = []
         mode = backend.module.TensorIOMode
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.dtypes = {name: _DTYPES[engine.get_tensor_dtype(name).name] for name in names}
@@ -54,7 +56,7 @@ class PlanRunner:
         Raises:
             UsageError: a shape outside the plan's profile. DependencyError: the library refuses to execute.
         """
-        context = self._context
+        context = self._context = self._new_context() if self._context is None else self._context
         bound = {name: self._input(name, feeds) for name in self.inputs}
         for name, tensor in bound.items():
             if not context.set_input_shape(name, tuple(tensor.shape)):
@@ -70,7 +72,21 @@ class PlanRunner:
             context.set_tensor_address(name, results[name].data_ptr())
         if not context.execute_async_v3(torch.cuda.current_stream(self._device).cuda_stream):
             raise DependencyError(f"{self._backend} could not execute the plan", got=self._backend.log.excerpt())
+        if self._is_captured():
+            self._captured.append(context)
+            self._context = None
         return results
+
+    def _is_captured(self) -> bool:
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _new_context(self) -> Any:
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise DependencyError(
+                f"{self._backend} cannot create an execution context", got=self._backend.log.excerpt()
+            )
+        return context
 
     def _input(self, name: str, feeds: Mapping[str, Tensor]) -> Tensor:
         tensor = feeds[name]

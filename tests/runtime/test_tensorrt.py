@@ -104,6 +104,29 @@ def test_runner_binds_by_name(runner: PlanRunner) -> None:
     assert engine.addresses["out"] == out["out"].data_ptr()
 
 
+def test_captured_run_keeps_its_context(runner: PlanRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later runs, of whatever shape, must not touch the context a CUDA graph was captured from."""
+    engine: Any = runner._engine
+    contexts = iter([SimpleNamespace(name=n, **_calls(engine)) for n in range(3)])
+    monkeypatch.setattr(engine, "create_execution_context", lambda: next(contexts))
+    capturing = False
+    monkeypatch.setattr(runner, "_is_captured", lambda: capturing)
+    warm: Any = runner._context
+    runner.run({"a": torch.zeros(2)})
+    capturing = True
+    runner.run({"a": torch.zeros(2)})
+    assert runner._captured == [warm]
+    capturing = False
+    for size in (3, 4):
+        runner.run({"a": torch.zeros(size)})
+    assert runner._context.name == 0 and runner._captured == [warm]
+
+
+def _calls(engine: Any) -> dict[str, Any]:
+    names = ("set_input_shape", "set_tensor_address", "infer_shapes", "get_tensor_shape", "execute_async_v3")
+    return {name: getattr(engine, name) for name in names}
+
+
 def test_runner_refusals(runner: PlanRunner) -> None:
     with pytest.raises(UsageError, match="does not fit the plan"):
         runner.run({"a": torch.zeros(2, dtype=torch.float64)})

@@ -2,12 +2,12 @@
 
 The target is scripted: its tapped states are a fixed function of token and position, and each step says how many drafted tokens the
 target happens to agree with. Whatever the worker then drafts must equal, token for token, what the specification drafts from the
-committed tokens alone.
+committed tokens alone; an executor that deviates within known bounds brings a judge of its own (`parted_blocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dspine_export.model.drafter import Drafter
+from dspine_export.model.output import DraftOutput
 
 
 @dataclass
@@ -28,6 +29,16 @@ class Request:
     anchor: int | None = None
     drafts: list[int] = field(default_factory=list)
     checked_blocks: int = 0
+
+
+Judge = Callable[[Request, DraftOutput], None]
+"""Compares a request's drafts with the specification's block of the same committed tokens."""
+
+
+def equal_tokens(request: Request, specified: DraftOutput) -> None:
+    """The judge unless another is given."""
+    want = specified.tokens[0, : len(request.drafts)].tolist()
+    assert request.drafts == want, f"request {request.id} after {len(request.tokens)} tokens"
 
 
 class ScriptedTarget:
@@ -63,7 +74,7 @@ class ServingLoop:
         self.worker, self.metadata, self.draft_model, self.target = worker, metadata, draft_model, target
         self.taps, self.reference = taps, reference
         self.device = target.by_token.device
-        self.requests: list[Request] = []
+        self.judge: Judge = equal_tokens
 
     def step(self, prefill: Sequence[tuple[Request, int]] = (), generate: Sequence[tuple[Request, int]] = ()) -> None:
         """prefill: (request, tokens of this chunk); generate: (request, drafted tokens the target agrees with)."""
@@ -147,13 +158,27 @@ class ServingLoop:
         accepted = outputs["new_tokens"][row, :count].tolist()
         request.tokens += [request.anchor, *accepted[:-1]]
         request.anchor, request.drafts = accepted[-1], outputs["next_draft_tokens"][row].tolist()
-        assert request.drafts == self._specified(request), f"request {request.id} after {len(request.tokens)} tokens"
+        self.judge(request, self._specified(request))
         request.checked_blocks += 1
 
-    def _specified(self, request: Request) -> list[int]:
+    def _specified(self, request: Request) -> DraftOutput:
         """What the specification drafts from the committed tokens, computed from scratch."""
         states = self.target.states(request.tokens, 0).flatten(1)[None].to(self.reference.embed_tokens)
         lengths = torch.tensor([len(request.tokens)], device=states.device)
         assert request.anchor is not None
         anchors = torch.tensor([request.anchor], device=states.device)
-        return self.reference.draft(anchors, states, lengths).tokens[0, : self.metadata.runtime_draft_len].tolist()
+        return self.reference.draft(anchors, states, lengths, return_intermediates=True)
+
+
+def serve(loop: ServingLoop) -> int:
+    """Ragged prompts, chunks, every kind of rejection, a request that leaves and one that joins. The number of judged blocks."""
+    first, second, long = Request(1, list(range(9))), Request(2, [7]), Request(3, list(range(40, 80)))
+    loop.step(prefill=[(first, 9), (second, 1), (long, 16)])
+    loop.step(prefill=[(long, 24)], generate=[(first, 3), (second, 0)])
+    for accepted in ((0, 7, 2), (7, 1, 0), (4, 4, 7)):
+        loop.step(generate=list(zip((first, second, long), accepted, strict=True)))
+    joined = Request(4, [5, 200, 31])
+    loop.step(prefill=[(joined, 3)], generate=[(second, 6), (long, 1)])  # the first one has left
+    loop.step(generate=[(joined, 2), (second, 0), (long, 5)])
+    loop.step(generate=[(joined, 7)])
+    return sum(request.checked_blocks for request in (first, second, long, joined))

@@ -34,7 +34,7 @@ from dspine_export.pipeline.progress import Progress
 from dspine_export.pipeline.request import BuildRequest
 from dspine_export.pipeline.sources import copy_drafter, summarise, target_source
 from dspine_export.pipeline.triton import Contents, write_into_bundle
-from dspine_export.pipeline.trtllm import check_trtllm, write_trtllm
+from dspine_export.pipeline.trtllm import check_trtllm, warn_unused, write_trtllm
 from dspine_export.pipeline.versions import collect_versions
 from dspine_export.pipeline.vllm import check_vllm, register_drafter, write_vllm
 from dspine_export.recipes import Recipe
@@ -126,7 +126,7 @@ def resume(output: Path, recipe: Recipe | None, plugin_library: Path | None, pro
     if not weights:
         raise UsageError("this bundle was built for vLLM and has no graphs to continue from", fix="build a new bundle")
     if wanted.build.target == "trtllm":
-        check_trtllm(wanted)
+        check_trtllm(wanted, output)
     check_engine(wanted, plugin_library, weights)
     with staged_bundle(output, force=True, seed=seed) as staging:
         stages = _Stages(progress)
@@ -176,6 +176,8 @@ def _prepare(request: BuildRequest, progress: Progress) -> OpenPair:
         check_vllm(pair, request)
     if request.triton:
         messages()
+    else:
+        warn_unused(request.recipe, progress)
     if request.wants_engine:
         check_engine(request.recipe, request.plugin_library, estimate(pair.checkpoint, request).draft_plan)
     require_free_space(request.output, disk_bytes(pair.checkpoint, request))

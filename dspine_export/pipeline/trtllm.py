@@ -27,17 +27,32 @@ _UNKNOWN_TARGET = "TARGET_MODEL"
 _LEGACY_BUILDER = "tensorrt"
 
 
-def check_trtllm(recipe: Recipe) -> None:
+def check_trtllm(recipe: Recipe, bundle: Path | None = None) -> None:
     """Refuse early what the stage or the server would refuse later.
 
+    Args:
+        bundle: the finished bundle that the stage will take the target's place from.
+
     Raises:
-        DependencyError: an installed TensorRT-LLM whose hooks were not signature-checked.
+        DependencyError: an installed TensorRT-LLM whose hooks were not signature-checked. UsageError: the bundle's model.yaml is damaged.
     """
+    if bundle is not None:
+        read_target_model(bundle)
     try:
         version = importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         return  # it may well be another machine that serves
     require_checked(version, allow_unchecked=unchecked_allowed(recipe.trtllm.allow_unchecked))
+
+
+def warn_unused(recipe: Recipe, progress: Progress) -> None:
+    """Say which options for TensorRT-LLM a build of another target leaves without effect."""
+    if recipe.build.target == "trtllm":
+        return
+    names = [f"trtllm.{name}" for name in recipe.trtllm.model_dump(exclude_defaults=True)]
+    if names:
+        told = f"{', '.join(names)}: without effect on --target {recipe.build.target}, which writes no {FOLDER} folder"
+        progress.warn(f"{told}; choose --target trtllm")
 
 
 def write_trtllm(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.errors import UsageError
 from dspine_export.model.drafter_model import DrafterModel
+from dspine_export.model.loading import COMPUTE_DTYPES
 from dspine_export.trtllm.anchor_embedding import AnchorEmbedding
 from dspine_export.trtllm.block_executors import BlockExecutor
 from dspine_export.trtllm.worker_cache import open_context, to_worker_rows
@@ -193,13 +194,13 @@ class DSpineForCausalLM(nn.Module):
 def _matrix(module: Any, name: str, rows: int) -> Tensor:
     """The module's weight [V, d], padding rows beyond the drafter's vocabulary left out."""
     weight: Tensor = module.weight
-    if not weight.is_floating_point() or weight.element_size() < 2:
+    if weight.dtype not in COMPUTE_DTYPES:
         raise UsageError(
             "The drafter needs the target's plain matrices",
             where=name,
             got=str(weight.dtype),
             expected="bfloat16 or float32",
-            fix="serve a target whose embedding and head are not quantised",
+            fix="serve the target in bfloat16, embedding and head not quantised",
         )
     if weight.shape[0] < rows:
         raise _sharded(name, weight.shape[0], rows)

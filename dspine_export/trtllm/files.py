@@ -8,6 +8,7 @@ OUT/trtllm/triton/tensorrt_llm/1/model.yaml       for Triton's llmapi model
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +62,16 @@ def write_files(staging: Path, options: ServingOptions, *, keep: Collection[Path
     """
     folder = staging / FOLDER
     own = options.output / FOLDER
-    serve = f"trtllm-serve {options.target_model} --custom_module_dirs {own} --config {own / CONFIG_NAME}"
+    words = ("trtllm-serve", options.target_model, "--custom_module_dirs", own, "--config", own / CONFIG_NAME)
+    serve = shlex.join(map(str, words))
     files = {
         folder
         / "__init__.py": f'"""Registers the drafter beside this file. {_made()}"""\n\nfrom . import {PACKAGE_NAME} as {PACKAGE_NAME}\n',
         folder / PACKAGE_NAME / "__init__.py": _package(options),
         folder / CONFIG_NAME: _comment(f"{serve}\n{_UNRUN}\nAfter moving the bundle, change speculative_model.")
         + _dump(serving_config(options)),
-        folder / MODEL_YAML: _comment(_TRITON_NOTE.format(output=own, unrun=_UNRUN)) + _dump(triton_config(options)),
+        folder / MODEL_YAML: _comment(_TRITON_NOTE.format(output=shlex.quote(str(own)), unrun=_UNRUN))
+        + _dump(triton_config(options)),
     }
     for path, text in files.items():
         if path in keep:
@@ -156,17 +159,26 @@ def read_target_model(folder: Path) -> str | None:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         return str(document["model"])
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise UsageError("the bundle's model.yaml is damaged", where=path, got=" ".join(str(error).split())) from error
+        raise UsageError(
+            "this model.yaml cannot be read, and the target's place is taken from it",
+            where=path,
+            got=" ".join(str(error).split()),
+            fix="repair it, or delete it and resume to have it written anew",
+        ) from error
 
 
 def misplaced_drafter(bundle: Path) -> str | None:
-    """The drafter named by the bundle's ``config.yaml`` when no such directory exists: the bundle was moved since."""
+    """The drafter named by the bundle's ``config.yaml`` when it is not the bundle's, whose copy may lie elsewhere: for a moved bundle."""
     try:
         document = yaml.safe_load((bundle / FOLDER / CONFIG_NAME).read_text(encoding="utf-8"))
         named = str(document["speculative_config"]["speculative_model"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
         return None  # the operator's own file; TensorRT-LLM reads it and complains itself
-    return None if Path(named).is_dir() else named
+    try:
+        own = (bundle / "drafter" / "config.json").read_bytes()
+        return None if (Path(named) / "config.json").read_bytes() == own else named
+    except OSError:
+        return named
 
 
 def _package(options: ServingOptions) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dspine_export.bundle import Bundle, open_bundle
+from dspine_export.bundle.manifest import MANIFEST_NAME
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.checkpoint.load import Checkpoint, open_checkpoint
 from dspine_export.errors import DependencyError, UsageError
@@ -22,7 +23,7 @@ from dspine_export.trtllm.context_part import context_only
 from dspine_export.trtllm.draft_model import DSpineForCausalLM, Loader
 from dspine_export.trtllm.files import CONFIG_NAME, FOLDER, misplaced_drafter
 from dspine_export.trtllm.plan_block import PlanBlock, PlanSession
-from dspine_export.trtllm.settings import ModuleSettings
+from dspine_export.trtllm.settings import AGAIN, PACKAGE_NAME, ModuleSettings
 from dspine_export.trtllm.signatures import PACKAGE, compare
 from dspine_export.trtllm.versions import require_checked, unchecked_allowed
 
@@ -34,14 +35,27 @@ def register_bundle(settings: dict[str, Any] | ModuleSettings, module_file: Path
     if isinstance(settings, dict):
         settings = ModuleSettings.parse(settings, module_file)
     check_package(allow_unchecked=unchecked_allowed(settings.allow_unchecked))
-    bundle = open_bundle((module_file.resolve().parent / settings.bundle).resolve())
+    bundle = _open_bundle_of(module_file, settings)
     if (stale := misplaced_drafter(bundle.path)) is not None:
         warnings.warn(
-            f"{bundle.path / FOLDER / CONFIG_NAME} was written for another place ({stale}): set speculative_model to "
+            f"{bundle.path / FOLDER / CONFIG_NAME} names another drafter than this bundle's ({stale}): set speculative_model to "
             f"{bundle.path / DRAFTER_FOLDER} in it",
             stacklevel=2,
         )
-    register_builder(bundle, settings)
+    register_builder(bundle, settings, module_file)
+
+
+def _open_bundle_of(module_file: Path, settings: ModuleSettings) -> Bundle:
+    path = (module_file.resolve().parent / settings.bundle).resolve()
+    if not (path / MANIFEST_NAME).is_file():
+        raise UsageError(
+            "the generated package is not inside its bundle",
+            where=module_file,
+            got=f"no {MANIFEST_NAME} in {path}",
+            expected=f"this package as {FOLDER}/{PACKAGE_NAME} of the directory that dspine-export build wrote",
+            fix=f"move or copy the whole bundle, not its {FOLDER} folder alone; a link to that folder will do",
+        )
+    return open_bundle(path)
 
 
 def check_package(*, allow_unchecked: bool) -> str:
@@ -69,15 +83,27 @@ def check_package(*, allow_unchecked: bool) -> str:
     return version
 
 
-def register_builder(bundle: Bundle, settings: ModuleSettings) -> None:
-    """Register the bundle's drafter for the DSpark mode; TensorRT-LLM lets external registrations win over its own."""
+def register_builder(bundle: Bundle, settings: ModuleSettings, module_file: Path) -> None:
+    """Register the bundle's drafter for the DSpark mode; TensorRT-LLM lets external registrations win over its own.
+
+    Raises:
+        UsageError: the package in ``module_file`` was generated for another drafter.
+    """
     interface = importlib.import_module(f"{PACKAGE}._torch.speculative.interface")
     utilities = importlib.import_module(f"{PACKAGE}._torch.models.modeling_utils")
     checkpoint = open_checkpoint(bundle.path / DRAFTER_FOLDER)
+    if settings.max_draft_len != checkpoint.config.block_size - 1:
+        raise UsageError(
+            "The generated package does not belong to the bundle's drafter",
+            where=f"{module_file}: max_draft_len",
+            got=settings.max_draft_len,
+            expected=f"{checkpoint.config.block_size - 1} (block size - 1)",
+            fix=AGAIN,
+        )
 
     def build_dspine_draft(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> nn.Module:
         spec_config = model_config.spec_config
-        _check_options(spec_config, checkpoint, settings)
+        _check_options(spec_config, checkpoint)
         loader = make_loader(bundle, checkpoint, settings)
         return DSpineForCausalLM(checkpoint.config, draft_config, spec_config.attention_backend, loader)
 
@@ -130,14 +156,15 @@ def _open_draft(bundle: Bundle, embed_tokens: Tensor) -> tuple[PlanSession, int]
     return plan, checked.entry.profile.context.max
 
 
-def _check_options(spec_config: Any, checkpoint: Checkpoint, settings: ModuleSettings) -> None:
-    if spec_config.max_draft_len != settings.max_draft_len:
+def _check_options(spec_config: Any, checkpoint: Checkpoint) -> None:
+    drafted = checkpoint.config.block_size - 1
+    if spec_config.max_draft_len != drafted:
         raise UsageError(
             "This drafter proposes whole blocks",
             where="speculative_config.max_draft_len",
             got=spec_config.max_draft_len,
-            expected=settings.max_draft_len,
-            fix="use the config.yaml beside the generated package",
+            expected=f"{drafted} (block size - 1)",
+            fix=f"set max_draft_len and block_size to {drafted} in config.yaml",
         )
     ordered, taps = sorted(checkpoint.config.target_layer_ids), getattr(spec_config, "target_layer_ids", None)
     if taps is not None and sorted(taps) != ordered:

@@ -39,15 +39,18 @@ class ModuleSettings:
         if unknown := sorted(set(values) - set(known)) + sorted(missing):
             expected = ", ".join(known)
             raise UsageError(
-                "The generated package is damaged", where=where, got=unknown[0], expected=expected, fix=_AGAIN
+                "The generated package is damaged", where=where, got=unknown[0], expected=expected, fix=AGAIN
             )
         types = {"bundle": str, "executor": str, "max_draft_len": int, "allow_unchecked": bool}
         for name, value in values.items():
             if type(value) is not types[name]:
-                raise UsageError("A setting has the wrong type", where=f"{where}: {name}", got=repr(value), fix=_AGAIN)
+                raise UsageError("A setting has the wrong type", where=f"{where}: {name}", got=repr(value), fix=AGAIN)
         if values["executor"] not in EXECUTORS:
             raise UsageError("Unknown executor", where=where, got=values["executor"], expected=" or ".join(EXECUTORS))
         return cls(**values)
 
 
-_AGAIN = "write it again: dspine-export build --resume OUT"
+AGAIN = (
+    "undo the changes to this file, or copy the bundle again; if nobody changed it, another version of dspine-export wrote it: "
+    "dspine-export build --resume OUT"
+)

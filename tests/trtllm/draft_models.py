@@ -45,7 +45,7 @@ def make_draft_model(
     executor: ExecutorName = "torch",
 ) -> DSpineForCausalLM:
     """Through the registry, as TensorRT-LLM makes it."""
-    register_builder(bundle, ModuleSettings("../..", executor, 7))
+    register_builder(bundle, ModuleSettings("../..", executor, 7), bundle.file("trtllm/dspine_trtllm/__init__.py"))
     mode = package.load("_torch.speculative.interface").SpeculativeDecodingMode.DSPARK
     builder = package.load("_torch.models.modeling_utils").get_registered_draft_model_builder(mode)
     spec = SimpleNamespace(max_draft_len=width - 1, attention_backend=backend, target_layer_ids=None)

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dspine_export.bundle import Bundle, DrafterSummary, EngineEntry, open_bundl
 from dspine_export.errors import DependencyError, UsageError
 from dspine_export.pipeline.progress import Silent
 from dspine_export.pipeline.request import BuildRequest
-from dspine_export.pipeline.trtllm import check_trtllm, write_trtllm
+from dspine_export.pipeline.trtllm import check_trtllm, warn_unused, write_trtllm
 from dspine_export.recipes import Profile, Recipe, apply_overrides
 from dspine_export.trtllm.files import misplaced_drafter
 from dspine_export.trtllm.legacy import LABEL
@@ -121,6 +122,87 @@ def test_moved_bundle_still_registers(shared_bundle: Bundle, tmp_path: Path) -> 
     config.write_text(config.read_text().replace("/nowhere", str(moved)))
     result = serve("TARGET", "--custom_module_dirs", moved / "trtllm", "--config", config)
     assert result.returncode == 0, result.stderr
+
+
+def test_copy_of_a_bundle_that_was_rebuilt(shared_bundle: Bundle, tmp_path: Path) -> None:
+    """The other drafter still exists, but TensorRT-LLM would read its configuration for these weights."""
+    copied = shutil.copytree(shared_bundle.path, tmp_path / "copy of it, ü")
+    assert misplaced_drafter(copied) is None
+    config = copied / "drafter/config.json"
+    config.write_text(config.read_text() + "\n")
+    assert misplaced_drafter(copied) == str(shared_bundle.file("drafter"))
+
+
+@pytest.fixture
+def torn_out(shared_bundle: Bundle, tmp_path: Path) -> Path:
+    return shutil.copytree(shared_bundle.file("trtllm"), tmp_path / "trtllm")
+
+
+def test_folder_without_its_bundle(torn_out: Path, shared_bundle: Bundle, tmp_path: Path) -> None:
+    """As copied into a container image. A link to the folder works."""
+    config = shared_bundle.file("trtllm/config.yaml")
+    result = serve("TARGET", "--custom_module_dirs", torn_out, "--config", config)
+    assert result.returncode != 0
+    for part in ("not inside its bundle", f"no manifest.json in {tmp_path}", "move or copy the whole bundle"):
+        assert part in result.stderr
+    shutil.rmtree(torn_out)
+    torn_out.symlink_to(shared_bundle.file("trtllm"))
+    result = serve("TARGET", "--custom_module_dirs", torn_out, "--config", config)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        pytest.param(
+            "dspine_trtllm/__init__.py",
+            '"max_draft_len": 7',
+            '"max_draft_len": 9',
+            ("__init__.py: max_draft_len", "got: 9", "expected: 7", "undo the changes"),
+            id="package of another drafter",
+        ),
+        pytest.param(
+            "config.yaml",
+            "max_draft_len: 7\n  block_size: 7",
+            "max_draft_len: 5\n  block_size: 5",
+            ("got: 5", "expected: 7 (block size - 1)", "to 7 in config.yaml"),
+            id="shorter drafts",
+        ),
+    ],
+)
+def test_edits_that_cannot_work(
+    shared_bundle: Bundle, tmp_path: Path, file: str, old: str, new: str, said: tuple[str, ...]
+) -> None:
+    out = shutil.copytree(shared_bundle.path, tmp_path / "out", ignore=shutil.ignore_patterns("__pycache__"))
+    path = out / "trtllm" / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    result = serve("TARGET", "--custom_module_dirs", out / "trtllm", "--config", out / "trtllm/config.yaml")
+    assert result.returncode != 0
+    for part in said:
+        assert part in result.stderr
+
+
+def test_commands_in_comments_are_quoted(shared_bundle: Bundle, tmp_path: Path) -> None:
+    out, target = tmp_path / "my out", Path("/models/my target")
+    shutil.copytree(shared_bundle.file("drafter"), out / "drafter")
+    write_trtllm(out, out, shared_bundle.manifest.drafter, Recipe(), [], Silent(), target)
+    config = (out / "trtllm/config.yaml").read_text()
+    words = shlex.split(config.splitlines()[0])
+    assert words[1:] == [
+        "trtllm-serve", str(target), "--custom_module_dirs", f"{out}/trtllm", "--config", f"{out}/trtllm/config.yaml"
+    ]  # fmt: skip
+    assert f"PYTHONPATH='{out}/trtllm'" in (out / "trtllm/triton/tensorrt_llm/1/model.yaml").read_text()
+
+
+def test_options_without_effect_are_named() -> None:
+    heard = Heard()
+    warn_unused(apply_overrides(Recipe(), ["trtllm.legacy_layout=true", "trtllm.executor=plan"]), heard)
+    warn_unused(apply_overrides(Recipe(), target="onnx"), heard)
+    assert heard.warnings == []
+    warn_unused(apply_overrides(Recipe(), ["trtllm.legacy_layout=true", "trtllm.executor=plan"], target="onnx"), heard)
+    (warning,) = heard.warnings
+    assert "trtllm.executor, trtllm.legacy_layout: without effect on --target onnx" in warning
 
 
 def test_unknown_version_at_start(shared_bundle: Bundle) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dspine_export.bundle import Bundle, EngineEntry, inventory, open_bundle, write_manifest
-from dspine_export.errors import VerificationError
+from dspine_export.errors import UsageError, VerificationError
 from dspine_export.pipeline import build
 from dspine_export.pipeline.progress import Silent
 from dspine_export.recipes import Profile, apply_overrides
@@ -97,6 +97,19 @@ def test_broken_configuration_is_kept_too(bundle: Bundle, content: bytes, said: 
     (warning,) = resume(bundle)
     assert said in warning
     assert bundle.file(CONFIG).read_bytes() == content
+
+
+def test_unreadable_model_yaml_is_refused_before_anything_is_built(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's place comes from it."""
+    monkeypatch.setattr(build, "check_engine", lambda *_: pytest.fail("too late"))
+    for content in (b"a: [", b"\xff\xfe", b"7\n", b"backend: pytorch\n"):
+        bundle.file(MODEL).write_bytes(content)
+        with pytest.raises(UsageError, match=r"(?s)model\.yaml cannot be read.*delete it and resume") as raised:
+            resume(bundle)
+        assert f"where: {bundle.file(MODEL)}" in str(raised.value)
+        assert bundle.file(MODEL).read_bytes() == content
 
 
 def test_comment_is_an_edit(bundle: Bundle) -> None:

@@ -193,6 +193,7 @@ def test_unrecorded_anchors_are_an_error(package: Package, shared_bundle: Bundle
         pytest.param(
             lambda t: (t.embed_tokens, t.lm_head.to(torch.float8_e4m3fn)), "plain matrices", id="quantised head"
         ),
+        pytest.param(lambda t: (t.embed_tokens.half(), t.lm_head.half()), "plain matrices", id="float16"),
     ],
 )
 def test_unfit_targets(package: Package, shared_bundle: Bundle, tables: Tables, weights: Any, message: str) -> None:

@@ -141,12 +141,12 @@ class VerifyGraphs:
         # Passes run one after the other and keep nothing but their buffers: they may share their intermediate memory.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._passes: WeakKeyDictionary[SlotCache, dict[Shape, _Pass]] = WeakKeyDictionary()
-        self._broken = False
+        self.broken = False
 
     def run(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor] | None:
         """logits float32 [N, T, V] and hidden [N, T, A*d] of ids int64 [N, T], valid until the next run; None: not here."""
         storage = rows.storage
-        if storage is None or self._broken:
+        if storage is None or self.broken:
             return None
         shape = shape_for(ids.shape[0], ids.shape[1], rows.reach(0), storage.capacity)
         found = None if shape is None else self._pass(storage, shape)
@@ -164,7 +164,7 @@ class VerifyGraphs:
             try:
                 passes[shape] = _Pass(self._forward, storage, shape, self._groups, self._pool)
             except RuntimeError as error:
-                self._broken = True
+                self.broken = True
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                 message = f"The target verifies launch by launch, which is slower than a CUDA graph: {reason}"
                 warnings.warn(message, DspineWarning, stacklevel=4)

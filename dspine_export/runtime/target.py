@@ -81,6 +81,11 @@ class TargetExecutor:
     def device(self) -> torch.device:
         return self.embed_tokens.device
 
+    @property
+    def captured(self) -> bool:
+        """Whether blocks are verified in captured passes: queued at once, computed while the host does something else."""
+        return self._graphs is not None and not self._graphs.broken
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def new_state(self, batch: int, capacity: int) -> RaggedCache:

@@ -9,11 +9,12 @@ import time
 import pytest
 
 from dspine_export.runtime.generate import generate_plain
+from dspine_export.runtime.load_target import open_target
 from dspine_export.runtime.lossless import compare_greedy
 from dspine_export.runtime.serving.request import Completion, Request
 from dspine_export.runtime.serving.slot_models import SlotModels
 from tests.runtime.conftest import Opened
-from tests.runtime.pairs import BIGRAM_BLOCK
+from tests.runtime.pairs import BIGRAM_BLOCK, Pair
 from tests.runtime.test_generate import walk
 from tests.serving.conftest import Serve, random_prompt
 
@@ -162,3 +163,18 @@ def test_the_example_of_a_chat(serve: Serve) -> None:
     by_messages = engine.submit(Request(messages=[{"role": "user", "content": "hi"}], **ask)).result(60)
     assert by_text.token_ids == by_messages.token_ids
     assert by_text.prompt_tokens == len("user: hi") + 1 + len("assistant: ")
+
+
+def test_a_target_in_captured_passes(tiny: Opened, tiny_pair: Pair, serve: Serve) -> None:
+    """Without a GPU the same passes run uncaptured. Warmed up for every shape; slots that are not neighbours; short and long texts."""
+    target = open_target(tiny_pair.target, (0, 2), capture=True)
+    engine = serve((target, tiny[1]), slots=3, max_seq_len=230, chunk_tokens=64, warm_up=True)
+    assert engine.models.computes_ahead and engine.models._cache.lengths == [0, 0, 0]
+    prompts = [random_prompt(seed) for seed in range(5)] + [[7] * 200]
+    counts = [3, 30, 9, 24, 1, 25]
+    handles = [
+        engine.submit(Request(token_ids=prompt, max_tokens=count))
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
+    for prompt, count, completion in zip(prompts, counts, [handle.result(60) for handle in handles], strict=True):
+        check(tiny, prompt, completion, count)

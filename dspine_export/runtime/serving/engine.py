@@ -93,6 +93,8 @@ class Engine:
         Raises:
             DspineError: the models fail already.
         """
+        if warm_up:
+            self.models.capture()
         self._accepting = True
         self._scheduler.emitter.start()
         self._thread.start()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dspine_export.runtime.batch_buckets import batch_bucket
+from dspine_export.runtime.captured_verify import FEWEST_COLUMNS
 from dspine_export.runtime.device_copy import to_device
 from dspine_export.runtime.executor import DrafterExecutor
 from dspine_export.runtime.proposal import first_slots
@@ -94,7 +97,23 @@ class SlotModels:
     @property
     def computes_ahead(self) -> bool:
         """Whether a round's passes are queued in no time, so that host work is free between that and their end."""
-        return bool(getattr(self.target, "captured", False))
+        return self.target.captured
+
+    def capture(self) -> None:
+        """Where the target's passes are captured: captures them, for every batch size and length, with drafts and without."""
+        sizes = sorted({min(batch_bucket(n), self._cache.slots) for n in range(1, self._cache.slots + 1)})
+        columns = FEWEST_COLUMNS
+        while self.target.captured:
+            for size, tokens in product(sizes, {1, self.block_size}):
+                rows, length = list(range(size)), min(columns, self._cache.capacity) - 1 - (1 << tokens.bit_length())
+                self._cache.advance(rows, [max(length, 0)] * size)
+                ids = torch.zeros(size, tokens, dtype=torch.int64, device=self.target.device)
+                self.target.verify(self._cache.view(rows), ids)
+                for row in rows:
+                    self._cache.reset(row)
+            if columns >= self._cache.capacity:
+                return
+            columns *= 2
 
     def drafts_for(self, prompt_tokens: int) -> int:
         """Most tokens that can be drafted behind a prompt of this length."""

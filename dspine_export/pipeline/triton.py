@@ -33,7 +33,9 @@ from dspine_export.triton.files import (
 from dspine_export.triton.model_config import messages
 from dspine_export.triton.options import Locations, RepositoryOptions, check_options
 from dspine_export.triton.repository import Sources, write_repository
+from dspine_export.trtllm.files import FOLDER as TRTLLM_FOLDER
 from dspine_export.trtllm.files import ServingOptions, triton_config
+from dspine_export.trtllm.settings import PACKAGE_NAME
 from dspine_export.version import __version__
 from dspine_export.vllm.drafter_lookup import SERVING_FOLDER
 from dspine_export.vllm.files import write_files
@@ -79,6 +81,8 @@ def make_repository(
     manifest = bundle.manifest
     contents = Contents(manifest.drafter, manifest.entries, manifest.engines, manifest.recipe)
     locations = _locations(bundle.path, bundle.path, contents, target, output, options)
+    if "llmapi" in options.flavors:
+        _check_llmapi(bundle)
     if "vllm" in options.flavors:
         built = any(entry.path.startswith(f"{SERVING_FOLDER}/") for entry in manifest.files)
         locations = replace(locations, vllm=f"{locations.bundle}/{SERVING_FOLDER}" if built else SERVING_FOLDER)
@@ -95,6 +99,16 @@ def make_repository(
                 place_target(target, staging, options.files)
         count = _write_manifest(staging, bundle, options)
     return Repository(output.absolute(), options.model_names, options.served_names, count)
+
+
+def _check_llmapi(bundle: Bundle) -> None:
+    if not any(entry.path.startswith(f"{TRTLLM_FOLDER}/{PACKAGE_NAME}/") for entry in bundle.manifest.files):
+        raise UsageError(
+            "the llmapi flavour needs the bundle's TensorRT-LLM module",
+            where="--flavor llmapi",
+            got=f"a bundle of --target {bundle.manifest.recipe.build.target}",
+            fix="build the bundle with --target trtllm",
+        )
 
 
 def _check_vllm(pair: OpenPair) -> None:

@@ -112,7 +112,8 @@ def _write_llmapi(folder: Path, options: RepositoryOptions, locations: Locations
     _write_model(folder, config)
     document = yaml.safe_dump(dict(sources.llmapi_config), sort_keys=False, default_flow_style=None)
     _write(folder / LLMAPI_MODEL / "1" / "model.yaml", document)
-    _write(folder / LLMAPI_MODEL / "1" / "model.py", _verbatim("llmapi_model.py"))
+    program = _verbatim("llmapi_model.py").replace('BUNDLE = "bundle"', f"BUNDLE = {locations.bundle!r}")
+    _write(folder / LLMAPI_MODEL / "1" / "model.py", program)
 
 
 def _write_vllm(folder: Path, options: RepositoryOptions, locations: Locations, sources: Sources) -> None:
@@ -156,12 +157,10 @@ def _write_scripts(staging: Path, options: RepositoryOptions, locations: Locatio
         library = f"{locations.bundle}/plugins/libdspine_trt_plugins.so"
         extra = f'arguments+=(--backend-config=tensorrt,plugins="$(realpath "{library}")")\n'
     served = " ".join(options.served_names)
-    python_path = f"$PWD/{locations.bundle}/trtllm" if "llmapi" in options.flavors else ""
     values = {
         "served": served,
         "models": " ".join(options.model_names),
         "extra_arguments": extra,
-        "python_path": python_path,
         "model": options.name,
         "tokenizer": locations.target,
     }

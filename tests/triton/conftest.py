@@ -55,8 +55,8 @@ def build_bundle(drafter: Path, target: Path, output: Path) -> Path:
     from dspine_export.pipeline.request import BuildRequest
     from dspine_export.recipes import Recipe, apply_overrides
 
-    recipe = apply_overrides(Recipe(), ["verification.enabled=false"], target="onnx", dtype="float32")
-    build(BuildRequest(drafter, target, output, recipe), Quiet())
+    recipe = apply_overrides(Recipe(), ["verification.enabled=false"], target="trtllm", dtype="float32")
+    build(BuildRequest(drafter, target, output, recipe, stop_after_onnx=True), Quiet())
     return output
 
 

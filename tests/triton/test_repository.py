@@ -132,24 +132,33 @@ def test_llmapi_model(made: Path) -> None:
     assert document["triton_config"] == {"max_batch_size": 0, "decoupled": True}
     assert document["speculative_config"]["max_draft_len"] == 3
     assert (made / document["speculative_config"]["speculative_model"]).is_dir()
-    assert 'PYTHONPATH="$PWD/bundle/trtllm' in (made / "launch.sh").read_text()
 
 
 def test_llmapi_model_registers_the_drafter_and_becomes_nvidias(made: Path, tmp_path: Path) -> None:
-    nvidia, modules = tmp_path / "nvidia", tmp_path / "modules"
+    nvidia = tmp_path / "nvidia"
     nvidia.mkdir()
-    modules.mkdir()
     (nvidia / "helpers.py").write_text("word = 'theirs'\n")
     (nvidia / "model.py").write_text("from helpers import word\nclass TritonPythonModel:\n    made_by = word\n")
-    (modules / "dspine_trtllm.py").write_text("print('registered')\n")
+    assert (made / "bundle" / "trtllm" / "dspine_trtllm" / "__init__.py").is_file()
+    registration = made / "bundle" / "trtllm" / "dspine_trtllm"
+    shutil.rmtree(registration)
+    registration.with_suffix(".py").write_text("print('registered')\n")  # the real one needs TensorRT-LLM
     model = made / "model_repository" / "tensorrt_llm" / "1" / "model.py"
     code = f"import runpy; print(runpy.run_path({str(model)!r})['TritonPythonModel'].made_by)"
-    environment = os.environ | {"PYTHONPATH": str(modules), "LLMAPI_MODEL": str(nvidia)}
+    environment = os.environ | {"LLMAPI_MODEL": str(nvidia)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.stdout.split() == ["registered", "theirs"], run.stderr
     environment["LLMAPI_MODEL"] = str(tmp_path)
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert "set LLMAPI_MODEL" in run.stderr
+
+
+def test_llmapi_flavour_of_a_bundle_without_its_module(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
+    bundle = tmp_path / "bundle"
+    plain = ("build", tiny.bundle / "drafter", "--target-model", tiny.target, "--no-verify", "--target", "onnx")
+    assert invoke(*plain, "-o", bundle).code == 0
+    result = invoke("triton-repo", bundle, "--target-model", tiny.target, "-o", tmp_path / "r", "--flavor", "llmapi")
+    assert (result.code, "--target trtllm" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("files", ["link", "copy", "reference"])

@@ -2,7 +2,8 @@
 # Starts tritonserver on this repository. Arguments are passed on to it.
 #
 #   TRITON_HOME     where the server is installed                     (/opt/tritonserver)
-#   PYTHON          the interpreter that dspine_export is installed in (python3); its folder comes first on PATH
+#   PYTHON          the interpreter that dspine_export is installed in (python3); its folder comes first on PATH, which is
+#                   how the server's Python processes find their packages: they take no PYTHONPATH
 #   DSPINE_MODELS   models to load, separated by spaces                ($served)
 #
 # All models here: $models
@@ -12,7 +13,6 @@ cd "$$(dirname "$${BASH_SOURCE[0]}")"
 TRITON_HOME=$${TRITON_HOME:-/opt/tritonserver}
 PYTHON=$$(command -v "$${PYTHON:-python3}")
 export PATH="$$(dirname "$$PYTHON"):$$PATH"
-export PYTHONPATH="$python_path$${PYTHONPATH:+:$$PYTHONPATH}"
 # Waiting threads must leave the cores alone: libgomp's default spins for milliseconds.
 export GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-20000}
 

@@ -11,15 +11,20 @@ from pathlib import Path
 
 DEFAULT = "/app/all_models/llmapi/tensorrt_llm/1"
 
+BUNDLE = "bundle"  # from the repository's directory
+
 folder = Path(os.environ.get("LLMAPI_MODEL", DEFAULT))
 if not (folder / "model.py").is_file():
     raise FileNotFoundError(
         f"no model.py in {folder}: set LLMAPI_MODEL to TensorRT-LLM's all_models/llmapi/tensorrt_llm/1"
     )
 
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[3] / BUNDLE / "trtllm"),
+    str(folder),
+]  # the registration; their helpers.py
 import dspine_trtllm  # noqa: E402, F401
 
-sys.path.insert(0, str(folder))  # its helpers.py
 spec = importlib.util.spec_from_file_location("llmapi_model", folder / "model.py")
 assert spec is not None and spec.loader is not None
 module = importlib.util.module_from_spec(spec)

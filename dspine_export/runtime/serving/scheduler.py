@@ -161,19 +161,19 @@ class Scheduler:
                 self._fail(stream, _not_finite(), erase=True)
 
     def _round_part(self, streams: Sequence[Stream]) -> None:
-        done = self.models.round(streams, self._say)
+        rows = self.models.round(streams, self._say)
         kept: list[list[int]] = []
-        for stream, row in zip(streams, done.rows, strict=True):
+        for stream, row in zip(streams, rows, strict=True):
             kept.append(stream.commit(row.tokens) if row.finite else [])
             if not row.finite:
                 self._fail(stream, _not_finite(), erase=True)
         try:
-            self.models.commit(streams, done)  # enqueued before the host does anything else
+            self.models.commit(streams, rows)
         except Exception as error:  # their tokens are taken, so there is no second attempt
             LOG.exception("committing a round of %d failed", len(streams))
             for stream in streams:
                 self._blame(stream, error)
-        for stream, row, tokens in zip(streams, done.rows, kept, strict=True):
+        for stream, row, tokens in zip(streams, rows, kept, strict=True):
             if stream.slot >= 0:
                 self._emit(stream, tokens, (row.width, row.accepted), row.near_ties)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dspine_export.runtime.batch_buckets import batch_bucket
 from dspine_export.runtime.captured_verify import FEWEST_COLUMNS
-from dspine_export.runtime.device_copy import to_device
+from dspine_export.runtime.device_copy import to_device, to_host
 from dspine_export.runtime.executor import DrafterExecutor
 from dspine_export.runtime.proposal import first_slots
 from dspine_export.runtime.serving.clock import ModelClock
@@ -43,14 +43,6 @@ class Checked:
     def tokens(self) -> list[int]:
         """What the round commits."""
         return [*self.drafts[: self.accepted], self.following]
-
-
-@dataclass(frozen=True)
-class Round:
-    """A finished pass; `hidden` [N, T, A*d] are the tapped states of its blocks."""
-
-    rows: list[Checked]
-    hidden: Tensor
 
 
 class _Proposal(NamedTuple):
@@ -88,11 +80,12 @@ class SlotModels:
         # A GPU library's first call with new sizes costs more than a whole pass; on a CPU padding is computed in vain.
         self.few_shapes = target.device.type == "cuda"
         self._cache = target.new_slots(slots, max_seq_len + self.block_size)
-        self._contexts = None
+        self._contexts, self._room = None, max_seq_len + self.block_size
         self._context_lengths = [0] * slots
         if executor is not None:
-            room = max_seq_len if executor.max_context is None else min(max_seq_len, executor.max_context)
-            self._contexts = executor.new_slots(slots, room)
+            if executor.max_context is not None:
+                self._room = min(self._room, executor.max_context)
+            self._contexts = executor.new_slots(slots, self._room)
 
     @property
     def computes_ahead(self) -> bool:
@@ -127,8 +120,11 @@ class SlotModels:
         if self.executor is None:
             return
         self.executor.reset(self._contexts, [slot])
-        if erase and length:
+        if erase:
             width = self.executor.config.num_taps * self.executor.config.hidden_size
+            length = min(
+                length + self.block_size, self._room
+            )  # a block may have been appended that the host does not count
             nothing = self.target.embed_tokens.new_zeros(1, length, width)
             self.executor.append_context(self._contexts, nothing, torch.tensor([length]), [slot])
             self.executor.reset(self._contexts, [slot])
@@ -168,15 +164,16 @@ class SlotModels:
             )
             last = to_device(torch.tensor([counts[n] - 1 for n in ends], dtype=torch.int64), normed.device)
             logits = self.target.logits(normed[to_device(torch.tensor(ends), normed.device), last]) if ends else None
-            self._append(streams, hidden, counts)
-        self._cache.advance(rows, counts)
+            self._append(streams, hidden, torch.tensor(counts))
+        self._advance(streams, counts)
         for stream, count in zip(streams, counts, strict=True):
             stream.prefilled += count
         return logits
 
-    def round(self, streams: Sequence[Stream], meanwhile: Callable[[], None] = lambda: None) -> Round:
-        """Drafts for every stream that wants it and checks all of them in one pass of the target. Commits nothing.
+    def round(self, streams: Sequence[Stream], meanwhile: Callable[[], None] = lambda: None) -> list[Checked]:
+        """Drafts for every stream that wants it and checks all of them in one pass of the target.
 
+        The drafter's context takes what the target keeps at once, on the device; the host's record waits for `commit`.
         `meanwhile` is called when all is queued, before the wait for the device.
         """
         device = self.target.device
@@ -202,28 +199,29 @@ class SlotModels:
             count_near_ties=self._count_near_ties,
         )
         columns = (verdicts.accepted, verdicts.following, verdicts.finite, verdicts.near_ties)
-        packed = torch.cat((torch.stack(columns, dim=1), drafts), dim=1)
+        arriving = to_host(torch.cat((torch.stack(columns, dim=1), drafts), dim=1))
+        with self.clock.section("append"):  # of every row: those that end here lose their slots, and it with them
+            self._append(streams, step.hidden, verdicts.accepted + 1)
         meanwhile()
-        on_host = packed.tolist()  # the round's only wait for the device
-        rows = [
+        on_host = arriving().tolist()  # the round's only wait for the device
+        return [
             Checked(drafts, width, accepted, following, bool(finite), ties)
             for width, (accepted, following, finite, ties, *drafts) in zip(widths, on_host, strict=True)
         ]
-        return Round(rows, step.hidden)
 
-    def commit(self, streams: Sequence[Stream], done: Round) -> None:
-        """Commits a round for the streams in it that go on: their anchors' and accepted drafts' keys, values and tapped states."""
+    def commit(self, streams: Sequence[Stream], rows: Sequence[Checked]) -> None:
+        """Commits a round for the streams in it that go on: their anchors and accepted drafts."""
         going = [n for n, stream in enumerate(streams) if not stream.finished and stream.slot >= 0]
-        counts = [done.rows[n].accepted + 1 for n in going]
-        self._cache.advance([streams[n].slot for n in going], counts)
-        if going and self.executor is not None:
-            hidden = done.hidden
-            if len(going) < len(streams):
-                hidden = hidden[to_device(torch.tensor(going), hidden.device)]
-            with self.clock.section("append"):
-                self._append([streams[n] for n in going], hidden, counts)
+        self._advance([streams[n] for n in going], [rows[n].accepted + 1 for n in going])
 
-    def _append(self, streams: Sequence[Stream], hidden: Tensor, counts: Sequence[int]) -> None:
+    def _advance(self, streams: Sequence[Stream], counts: Sequence[int]) -> None:
+        """The host's record of what both caches hold."""
+        self._cache.advance([stream.slot for stream in streams], counts)
+        for stream, count in zip(streams, counts, strict=True):
+            if stream.draft_tokens:
+                self._context_lengths[stream.slot] += count
+
+    def _append(self, streams: Sequence[Stream], hidden: Tensor, counts: Tensor) -> None:
         """Appends the first counts[n] of hidden [N, T, A*d] to the drafter's context of the streams that draft."""
         chosen = [n for n, stream in enumerate(streams) if stream.draft_tokens]
         if self.executor is None or not chosen:
@@ -231,11 +229,11 @@ class SlotModels:
         step = self.executor.max_batch or len(chosen)
         for start in range(0, len(chosen), step):
             part = chosen[start : start + step]
-            picked = hidden if len(part) == len(streams) else hidden[to_device(torch.tensor(part), hidden.device)]
-            taken, rows = [counts[n] for n in part], [streams[n].slot for n in part]
-            self.executor.append_context(self._contexts, picked, torch.tensor(taken), rows)
-            for row, count in zip(rows, taken, strict=True):
-                self._context_lengths[row] += count
+            states, taken = hidden, counts
+            if len(part) < len(streams):
+                index = torch.tensor(part)
+                states, taken = states[to_device(index, states.device)], taken[to_device(index, taken.device)]
+            self.executor.append_context(self._contexts, states, taken, [streams[n].slot for n in part])
 
     def _width(self, stream: Stream) -> int:
         """Tokens to draft for a stream in this round."""

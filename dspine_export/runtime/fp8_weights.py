@@ -55,7 +55,7 @@ def quantise_drafter(packed: PackedDrafter) -> tuple[PackedDrafter, Tensor, Scal
     def rounded_layer(layer: PackedLayer) -> PackedLayer:
         present = {name: getattr(layer, name) for name in ROUNDED if getattr(layer, name) is not None}
         changes: dict[str, Any] = {name: rounded(weight) for name, weight in present.items()}
-        return replace(layer, **changes)
+        return replace(layer, folded=None, **changes)
 
     layers = tuple(rounded_layer(layer) for layer in packed.layers)
     head = rounded(packed.lm_head)
@@ -68,7 +68,14 @@ def context_weights(packed: PackedDrafter) -> PackedDrafter:
     def kept(layer: PackedLayer) -> PackedLayer:
         nothing = layer.o[:0, :0]
         return replace(
-            layer, qkv=layer.context.clone(), o=nothing, gate_up=nothing, down=nothing, readout=None, write=None
+            layer,
+            qkv=layer.context.clone(),
+            o=nothing,
+            gate_up=nothing,
+            down=nothing,
+            readout=None,
+            write=None,
+            folded=None,
         )
 
     return replace(packed, layers=tuple(kept(layer) for layer in packed.layers))

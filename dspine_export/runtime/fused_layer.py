@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dspine_kernels.injection import gated_messages
+from dspine_kernels.injection import gate_projections, gated_messages
 from dspine_kernels.linear import Plan, Workspace, linear, plan_for
 from dspine_kernels.rows import rms_norm
 from dspine_kernels.topk import select_candidates
@@ -40,10 +40,11 @@ class FusedLayers:
         columns = {"qkv": qkv, "gate_up": config.intermediate_size, "lm_head": config.vocab_size}
         if config.transfer is not None:
             rank, message = config.transfer.rank, config.transfer.message_size
-            self.plans["readout"] = plan_for(rows, rank, config.hidden_size, size)
-            self.plans["last_readout"] = plan_for(rows, rank + message, config.hidden_size, size)
+            read = rank + 3 * message if draft.folded else rank
+            self.plans["readout"] = plan_for(rows, read, config.hidden_size, size)
+            self.plans["last_readout"] = plan_for(rows, read + message, config.hidden_size, size)
             self.plans["write"] = plan_for(rows, config.hidden_size, message, size)
-            columns |= {"readout": rank, "last_readout": rank + message}
+            columns |= {"readout": read, "last_readout": read + message}
         wide = [(plan, rows, columns.get(name, config.hidden_size)) for name, plan in self.plans.items()]
         self.workspace = Workspace.for_plans(wide, layer.qkv.device)
         self.squares = {
@@ -93,11 +94,22 @@ class FusedLayers:
         assert weights.gate_bias is not None and weights.token_table is not None
         target = draft.readout_of(last=last)
         name = "last_readout" if last else "readout"
-        parts, rank = self.squares[name], weights.gates.shape[1]
-        message = partial(
-            gated_messages, target, parts, weights.gates, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
+        parts, (count, rank) = self.squares[name], weights.gates.shape
+        known = (
+            weights.gate_bias,
+            weights.token_table,
+            draft.anchor_ids,
+            draft.z,
+            draft.block,
             draft.receiver_gate if last else None,
-        )  # fmt: skip
+        )
+        if draft.folded:
+            read, squared = layer.folded, None
+            message = partial(gate_projections, target[:, count : count + rank], target[:, :count], *known)
+        else:
+            read, squared = readout, parts
+            message = partial(gated_messages, target, parts, weights.gates, *known)
+        assert read is not None
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
         finish = partial(
             self._linear, "write", draft.z, write, draft.written if last else draft.x, residual=draft.x, squares=self.squares["down"],
@@ -105,7 +117,7 @@ class FusedLayers:
         )  # fmt: skip
         return [
             Step(
-                "readout", lambda: self._linear(name, draft.x, readout, target, squares_out=parts, squares_columns=rank)
+                "readout", lambda: self._linear(name, draft.x, read, target, squares_out=squared, squares_columns=rank)
             ),
             Step("message", message),
             Step("write", finish),

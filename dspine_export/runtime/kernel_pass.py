@@ -47,6 +47,7 @@ class DraftPass:
         weights: the packed drafter. cache: the context cache it attends; capacity C bounds the work, lengths decide it.
         batch: N <= S sequences a pass drafts for; None: all S slots of the cache.
         fused: our own products or the vendor's; None: by the number of rows.
+        folded: gates by one product with the readout (`PackedLayer.folded`), or by one of their own.
 
     Attributes:
         slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
@@ -63,8 +64,9 @@ class DraftPass:
         batch: int | None = None,
         *,
         fused: bool | None = None,
+        folded: bool = False,
     ) -> None:
-        self.config, self.weights, self.cache = config, weights, cache
+        self.config, self.weights, self.cache, self.folded = config, weights, cache, folded
         self.batch, self.block = batch or cache.keys.shape[0], config.block_size
         self.rows, self.eps = self.batch * self.block, config.rms_norm_eps
         like = weights.embed_tokens
@@ -110,8 +112,9 @@ class DraftPass:
         transfer, like, slots = self.config.transfer, self.weights.embed_tokens, self.block - 1
         assert transfer is not None
         device, m = like.device, transfer.message_size
-        self.readout = like.new_empty(self.rows, transfer.rank)
-        self.last_readout = like.new_empty(self.rows, transfer.rank + m)
+        projections = 3 * m if self.folded else 0
+        self.readout = like.new_empty(self.rows, projections + transfer.rank)
+        self.last_readout = like.new_empty(self.rows, projections + transfer.rank + m)
         self.z = like.new_empty(self.rows, m)
         self.receiver_gate = torch.empty(self.rows, m, device=device)
         self.scores = torch.empty(self.batch, slots, k, k, device=device)
@@ -119,7 +122,7 @@ class DraftPass:
         self.scratch = TransitionScratch.of(self.batch * slots, k, m, like)
 
     def readout_of(self, *, last: bool) -> Tensor:
-        """The readouts [R, r] of a layer; the last layer's have Wr^T x behind them, [R, r + m]."""
+        """The readouts [R, r] of a layer; the last layer's have Wr^T x [R, m] behind them; folded projections [R, 3m] lie before."""
         return self.last_readout if last else self.readout
 
     def attend(self, index: int, layer: PackedLayer) -> None:
@@ -147,7 +150,7 @@ class DraftPass:
         assert transfer is not None and weights.token_table is not None
         assert weights.score_table is not None and weights.gram is not None
         transition_scores(
-            self.x, self.layers.squares["down"], self.last_readout[:, transfer.rank :], self.receiver_gate, self.anchor_ids,
+            self.x, self.layers.squares["down"], self.last_readout[:, -transfer.message_size :], self.receiver_gate, self.anchor_ids,
             self._candidates(), weights.token_table, weights.score_table, weights.gram, weights.norm, weights.lm_head, self.eps,
             self.temperature, self.uniforms, self.scores, self.scratch, self.block,
         )  # fmt: skip

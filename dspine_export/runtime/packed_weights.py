@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from dspine_kernels.transition import fold_scores
@@ -19,7 +19,8 @@ from dspine_export.model.rope import rotary_tables
 class PackedLayer:
     """One decoder layer. qkv [(H + 2 Hkv) D, d], gate_up [2F, d] (gate above up), write [d, m].
 
-    readout [r, d]; the last layer's is [r + m, d], with Wr^T below: the transition needs Wr^T x of that layer.
+    readout [r, d]; the last layer's is [r + m, d], with Wr^T below: the transition needs Wr^T x of that layer. folded, where asked for, is
+    the gates times the readout, [3m, d], above readout (a view of it then): the gates' products cost no launch of their own.
     """
 
     input_norm: Tensor
@@ -33,6 +34,7 @@ class PackedLayer:
     readout: Tensor | None
     write: Tensor | None
     window: int | None
+    folded: Tensor | None = None
 
     @property
     def context(self) -> Tensor:
@@ -63,7 +65,7 @@ class PackedDrafter:
 
 
 @torch.no_grad()
-def pack(drafter: Drafter, max_positions: int) -> PackedDrafter:
+def pack(drafter: Drafter, max_positions: int, *, folded: bool = False) -> PackedDrafter:
     """Packs a bound drafter. max_positions: longest context plus one block, for the rotation tables [max_positions, D/2]."""
     model, config = drafter.model, drafter.config
     dtype, device = drafter.embed_tokens.dtype, drafter.embed_tokens.device
@@ -81,6 +83,8 @@ def pack(drafter: Drafter, max_positions: int) -> PackedDrafter:
         parts = (injection.receiver_gate.weight, injection.predecessor_gate.weight, injection.message.weight)
         gates, bias = torch.cat(parts).contiguous(), injection.bias
         table = _token_table(model.transfer_codes, injection)
+        if folded:
+            layers = [_fold_gates(layer, gates) for layer in layers]
         scores, gram = fold_scores(drafter.lm_head, model.norm.weight, injection.write_weight(len(layers) - 1))
     return PackedDrafter(
         tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table, scores, gram,
@@ -110,6 +114,13 @@ def _pack_layer(
         write=write,
         window=window,
     )
+
+
+def _fold_gates(layer: PackedLayer, gates: Tensor) -> PackedLayer:
+    assert layer.readout is not None
+    product = gates.float() @ layer.readout[: gates.shape[1]].float()
+    folded = torch.cat((product.to(gates.dtype), layer.readout))
+    return replace(layer, folded=folded, readout=folded[gates.shape[0] :])
 
 
 def _token_table(codes: Tensor, injection: AdjacentInjection) -> Tensor:

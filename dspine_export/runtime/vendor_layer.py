@@ -68,8 +68,10 @@ class VendorLayers:
             write_and_norm, draft.x, self.update, following, draft.eps, draft.block, draft.written if last else draft.x, draft.normed,
             draft.squares,
         )  # fmt: skip
+        read = layer.folded if draft.folded else readout
+        assert read is not None
         return [
-            Step("readout", lambda: torch.mm(draft.x, readout.T, out=target)),
+            Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
             *self._messages(target, last=last),
             Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
             Step("write_norm", finish),
@@ -80,11 +82,14 @@ class VendorLayers:
         draft, weights = self.draft, self.draft.weights
         gates = weights.gates
         assert gates is not None and weights.gate_bias is not None and weights.token_table is not None
-        narrow = target[:, : gates.shape[1]]
+        (count, rank), folded = gates.shape, draft.folded
+        narrow = target[:, count : count + rank] if folded else target[:, :rank]
         message = partial(
-            gate_projections, narrow, self.projected, weights.gate_bias, weights.token_table, draft.anchor_ids, draft.z, draft.block,
-            draft.receiver_gate if last else None,
+            gate_projections, narrow, target[:, :count] if folded else self.projected, weights.gate_bias, weights.token_table,
+            draft.anchor_ids, draft.z, draft.block, draft.receiver_gate if last else None,
         )  # fmt: skip
+        if folded:
+            return [Step("message", message)]
         return [Step("gates", lambda: torch.mm(narrow, gates.T, out=self.projected)), Step("message", message)]
 
     def _logits(self) -> None:

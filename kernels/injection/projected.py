@@ -14,7 +14,7 @@ from torch import Tensor
 
 @triton.jit
 def _gate(
-    readout, projected, bias, table, anchor_ids, z, receiver_out, rank, stride, m, block, root_rank,
+    readout, projected, bias, table, anchor_ids, z, receiver_out, rank, stride, projected_stride, m, block, root_rank,
     RECEIVER: tl.constexpr, RANK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -29,8 +29,8 @@ def _gate(
     before_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(before * before, 0)), 1e-12)
     rm = tl.arange(0, M)
     ok = rm < m
-    own_row = projected + row.to(tl.int64) * 3 * m + rm
-    before_row = projected + tl.maximum(row - 1, 0).to(tl.int64) * 3 * m + rm
+    own_row = projected + row.to(tl.int64) * projected_stride + rm
+    before_row = projected + tl.maximum(row - 1, 0).to(tl.int64) * projected_stride + rm
     receiver = tl.load(own_row, mask=ok, other=0.0).to(tl.float32) * own_scale
     receiver += tl.load(bias + rm, mask=ok, other=0.0).to(tl.float32)
     known = table + tl.load(anchor_ids + row // block).to(tl.int64) * (2 * m) + rm
@@ -61,7 +61,7 @@ def gate_projections(
 
     Args:
         readout: [N*B, r] R_l h, not normalised; the row stride may be larger.
-        projected: [N*B, 3m], readout times [G_r ; G_p ; M] transposed.
+        projected: [N*B, 3m], readout times [G_r ; G_p ; M] transposed; the row stride may be larger.
         bias: [m].
         token_table: [V, 2m], [M p_v ; G_p p_v]; anchor_ids: int64 [N], the predecessors of slot 1.
         z: [N*B, m], written.
@@ -73,7 +73,8 @@ def gate_projections(
     rows, m = z.shape
     rank = readout.shape[1]
     _gate[(rows,)](
-        readout, projected, bias, token_table, anchor_ids, z, receiver_gate, rank, readout.stride(0), m, block, float(rank) ** 0.5,
+        readout, projected, bias, token_table, anchor_ids, z, receiver_gate,
+        rank, readout.stride(0), projected.stride(0), m, block, float(rank) ** 0.5,
         RECEIVER=receiver_gate is not None, RANK=triton.next_power_of_2(rank), M=triton.next_power_of_2(m), num_warps=4,
         **dependent(_gate, z),
     )  # fmt: skip

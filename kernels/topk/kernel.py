@@ -18,6 +18,7 @@ BLOCK = 128
 BLOCKS_PER_PROGRAM = 16
 GROUP = 16  # blocks
 MAX_CANDIDATES = 64
+SELECT_WARPS = 4  # of up to 16 candidates
 LOWEST = -(1 << 63)
 
 
@@ -129,7 +130,7 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
         WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, LOWEST=LOWEST,
-        num_warps=4 if padded <= 16 else 8, **dependent(_select, logits),
+        num_warps=SELECT_WARPS if padded <= 16 else 8, **dependent(_select, logits),
     )  # fmt: skip
     return ids
 

@@ -118,7 +118,7 @@ def _rows(
     deadline = time.monotonic() + request.seconds
     for kind, shapes in kinds(config).items():
         drafter = random_drafter(shapes)
-        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size)
+        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size, folded=True)
         for context in request.contexts:
             for batch in request.batches:
                 first = context == request.contexts[0]

@@ -18,7 +18,7 @@ SETTINGS = (("t0", "temperature 0"), ("t1_public", "temperature 1"))
 
 
 def setting_of(result: dict[str, Any], letter: str, setting: str) -> dict[str, Any]:
-    """The table entry behind a bar: at temperature 1 with the way to propose that public runtimes use."""
+    """The table entry behind a bar: at temperature 1 drawn from q where the method has a joint q, else its best choices."""
     return dict(result["arms"][letter][result["bar"][setting]["proposals"][letter]])
 
 

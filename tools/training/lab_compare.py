@@ -4,7 +4,7 @@ The bar was fixed before the run: DSpine passes when the interval of tau(e) - ta
 the best of b, c, d is reported whatever its sign. The goal, +27.8 % over (a), is the paper's figure for another target and larger drafters.
 
 At temperature 1 a proposal is drawn from q where the method has a joint q (Markov head, lattice) and is the best choice of every slot where
-it has none, as in public runtimes ("t1_public": the bar's reading). An arm without a joint q can also draw every slot on its own from the
+it has none ("t1_public": the bar's reading). An arm without a joint q can also draw every slot on its own from the
 whole vocabulary; "t1_best" gives every arm the better of its two ways and is the stricter comparison. Both verdicts are reported.
 """
 

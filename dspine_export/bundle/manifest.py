@@ -25,6 +25,12 @@ def _inside(path: str) -> str:
     return path
 
 
+def _both_entries(plans: dict[str, str]) -> dict[str, str]:
+    if set(plans) != {"context", "draft"}:
+        raise ValueError(f"must hold the plans of both entries, context and draft, not {sorted(plans)}")
+    return plans
+
+
 RelativePath = Annotated[str, AfterValidator(_inside)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Bytes = Annotated[int, Field(ge=0)]
@@ -94,9 +100,9 @@ class EngineEntry(_Strict):
     builder_version: str
     sm: str
     plugin_library: RelativePath | None = None
-    plugin_abi: str | None = None
+    plugin_abi: Annotated[str, Field(pattern=r"^\d{1,9}\.\d{1,9}$")] | None = None
     carries_plugins: bool = False
-    plans: dict[str, RelativePath]
+    plans: Annotated[dict[str, RelativePath], AfterValidator(_both_entries)]
     compute_capabilities: tuple[str, ...]
     profile: Profile
     seconds: float | None = None

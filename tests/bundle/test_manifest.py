@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -34,19 +35,35 @@ def test_round_trip_and_unknown_keys(tmp_path: Path) -> None:
         Manifest.model_validate({**document, "surprise": 1})
 
 
+def engine_entry(**changes: Any) -> EngineEntry:
+    values: dict[str, Any] = {
+        "id": "engines/rtx-1-sm90",
+        "builder": "rtx",
+        "builder_version": "1",
+        "sm": "sm90",
+        "compute_capabilities": ("9.0",),
+        "plans": {entry: f"engines/rtx-1-sm90/{entry}.plan" for entry in ("context", "draft")},
+        "profile": Profile(),
+    }
+    return EngineEntry(**values | changes)
+
+
 def test_engine_files_must_be_listed(tmp_path: Path) -> None:
-    engine = EngineEntry(
-        id="engines/rtx-1-sm90",
-        builder="rtx",
-        builder_version="1",
-        sm="sm90",
-        compute_capabilities=("9.0",),
-        plans={"draft": "engines/rtx-1-sm90/draft.plan"},
-        profile=Profile(),
-    )
     document = manifest_of(tmp_path).model_dump()
     with pytest.raises(ValidationError, match="not listed"):
-        Manifest.model_validate({**document, "engines": (engine.model_dump(),)})
+        Manifest.model_validate({**document, "engines": (engine_entry().model_dump(),)})
+
+
+@pytest.mark.parametrize("plans", [{}, {"draft": "a"}, {"context": "a", "draft": "b", "other": "c"}])
+def test_engine_has_both_plans(plans: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="context and draft"):
+        engine_entry(plans=plans)
+
+
+@pytest.mark.parametrize("abi", ["", "junk", "1", "1.x", "-1.0", "1.0\n"])
+def test_plugin_abi_is_a_version(abi: str) -> None:
+    with pytest.raises(ValidationError, match="plugin_abi"):
+        engine_entry(plugin_abi=abi)
 
 
 def test_files_are_listed_once(tmp_path: Path) -> None:

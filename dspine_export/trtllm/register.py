@@ -23,7 +23,7 @@ from dspine_export.trtllm.context_part import context_only
 from dspine_export.trtllm.draft_model import DSpineForCausalLM, Loader
 from dspine_export.trtllm.files import CONFIG_NAME, FOLDER, misplaced_drafter
 from dspine_export.trtllm.plan_block import PlanBlock, PlanSession
-from dspine_export.trtllm.settings import AGAIN, PACKAGE_NAME, ModuleSettings
+from dspine_export.trtllm.settings import AGAIN, ALLOW_VARIABLE, PACKAGE_NAME, ModuleSettings
 from dspine_export.trtllm.signatures import PACKAGE, compare
 from dspine_export.trtllm.versions import require_checked, unchecked_allowed
 
@@ -76,7 +76,7 @@ def check_package(*, allow_unchecked: bool) -> str:
             where=moved[0].hook.name,
             got="; ".join(map(str, moved)),
             expected=f"the signatures of {snapshot.release}",
-            fix="install a checked version; dspine-export doctor lists every hook; --allow-unchecked overrides",
+            fix=f"install a checked version; or build with --allow-unchecked, or set {ALLOW_VARIABLE}=1 (doctor lists every hook)",
         )
     for entry in moved:
         warnings.warn(f"TensorRT-LLM {version}: {entry}", stacklevel=2)

@@ -23,6 +23,7 @@ from dspine_export.pipeline.trtllm import check_trtllm, warn_unused, write_trtll
 from dspine_export.recipes import Profile, Recipe, apply_overrides
 from dspine_export.trtllm.files import misplaced_drafter
 from dspine_export.trtllm.legacy import LABEL
+from dspine_export.trtllm.register import register_bundle
 from dspine_export.trtllm.settings import ModuleSettings
 
 from .conftest import ROOT, STUB, Package
@@ -133,54 +134,27 @@ def test_copy_of_a_bundle_that_was_rebuilt(shared_bundle: Bundle, tmp_path: Path
     assert misplaced_drafter(copied) == str(shared_bundle.file("drafter"))
 
 
-@pytest.fixture
-def torn_out(shared_bundle: Bundle, tmp_path: Path) -> Path:
-    return shutil.copytree(shared_bundle.file("trtllm"), tmp_path / "trtllm")
+SETTINGS = {"bundle": "../..", "executor": "torch", "max_draft_len": 7}
 
 
-def test_folder_without_its_bundle(torn_out: Path, shared_bundle: Bundle, tmp_path: Path) -> None:
+def test_folder_without_its_bundle(package: Package, shared_bundle: Bundle, tmp_path: Path) -> None:
     """As copied into a container image. A link to the folder works."""
-    config = shared_bundle.file("trtllm/config.yaml")
-    result = serve("TARGET", "--custom_module_dirs", torn_out, "--config", config)
-    assert result.returncode != 0
-    for part in ("not inside its bundle", f"no manifest.json in {tmp_path}", "move or copy the whole bundle"):
-        assert part in result.stderr
+    if not package.is_stub:
+        pytest.skip("registers with the stub")
+    torn_out, module = shutil.copytree(shared_bundle.file("trtllm"), tmp_path / "trtllm"), "dspine_trtllm/__init__.py"
+    with pytest.raises(UsageError, match=r"(?s)not inside its bundle.*move or copy the whole bundle") as raised:
+        register_bundle(SETTINGS, torn_out / module)
+    assert f"no manifest.json in {tmp_path}" in str(raised.value)
     shutil.rmtree(torn_out)
     torn_out.symlink_to(shared_bundle.file("trtllm"))
-    result = serve("TARGET", "--custom_module_dirs", torn_out, "--config", config)
-    assert result.returncode == 0, result.stderr
+    register_bundle(SETTINGS, torn_out / module)
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
-    [
-        pytest.param(
-            "dspine_trtllm/__init__.py",
-            '"max_draft_len": 7',
-            '"max_draft_len": 9',
-            ("__init__.py: max_draft_len", "got: 9", "expected: 7", "undo the changes"),
-            id="package of another drafter",
-        ),
-        pytest.param(
-            "config.yaml",
-            "max_draft_len: 7\n  block_size: 7",
-            "max_draft_len: 5\n  block_size: 5",
-            ("got: 5", "expected: 7 (block size - 1)", "to 7 in config.yaml"),
-            id="shorter drafts",
-        ),
-    ],
-)
-def test_edits_that_cannot_work(
-    shared_bundle: Bundle, tmp_path: Path, file: str, old: str, new: str, said: tuple[str, ...]
-) -> None:
-    out = shutil.copytree(shared_bundle.path, tmp_path / "out", ignore=shutil.ignore_patterns("__pycache__"))
-    path = out / "trtllm" / file
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    result = serve("TARGET", "--custom_module_dirs", out / "trtllm", "--config", out / "trtllm/config.yaml")
-    assert result.returncode != 0
-    for part in said:
-        assert part in result.stderr
+def test_package_of_another_drafter(package: Package, shared_bundle: Bundle) -> None:
+    if not package.is_stub:
+        pytest.skip("registers with the stub")
+    with pytest.raises(UsageError, match=r"(?s)max_draft_len.*got: 9.*expected: 7 .*undo the changes"):
+        register_bundle({**SETTINGS, "max_draft_len": 9}, shared_bundle.file("trtllm/dspine_trtllm/__init__.py"))
 
 
 def test_commands_in_comments_are_quoted(shared_bundle: Bundle, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WHEEL = "nvidia-pytriton"
-READY_S, STOP_S = 180.0, 40.0
+READY_S, STOP_S = 400.0, 40.0  # a busy machine
 SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_PDEATHSIG = 1
 

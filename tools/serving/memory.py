@@ -13,11 +13,15 @@ PERIOD_S = 5.0
 
 
 def tree_bytes(process: psutil.Process) -> dict[str, int]:
-    """Bytes that belong to one process alone (USS), summed over the server's own processes and over its Python stubs."""
+    """Anonymous bytes (RSS without file and shared-memory pages), summed over the server's own processes and over its Python stubs.
+
+    What a process has to itself (USS) would jump whenever another server maps or drops the same libraries.
+    """
     found = {"server": 0, "stubs": 0}
     for member in [process, *process.children(recursive=True)]:
         try:
-            found["stubs" if "stub" in member.name() else "server"] += member.memory_full_info().uss
+            memory = member.memory_info()
+            found["stubs" if "stub" in member.name() else "server"] += memory.rss - memory.shared
         except psutil.Error:
             continue
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -99,25 +100,29 @@ class StaticRows:
 Forward = Callable[[StaticRows, Tensor], tuple[Tensor, Tensor]]
 
 
-class _Pass:
-    """One captured shape. logits float32 [N, T, V] and hidden [N, T, A*d] are overwritten by every run."""
+class _CachePasses:
+    """What was captured over one cache.
 
-    def __init__(self, forward: Forward, storage: SlotCache, shape: Shape, groups: int, pool: object | None) -> None:
-        self._forward, self._spare = forward, storage.spare
+    The passes run one after the other and keep nothing but what they return: they share memory for intermediate values, and those of
+    equal sequences and tokens their results. All of it goes with the cache, since a pool that lost its last graph takes no new one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.results: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.by_shape: dict[Shape, _Pass] = {}
+
+
+class _Pass:
+    """One captured shape. Its results, logits float32 [N, T, V] and hidden [N, T, A*d], are overwritten by every run."""
+
+    def __init__(self, forward: Forward, storage: SlotCache, shape: Shape, groups: int, shared: _CachePasses) -> None:
+        self._spare, self._size = storage.spare, (shape.sequences, shape.tokens)
+        self._results = shared.results
         self.view = StaticRows(storage, shape, groups)
         self.ids = torch.zeros_like(self.view.positions)
-        self.logits = self.hidden = torch.empty(0)
-        self._captured = CapturedPass(self._launch, self.ids.device, pool)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _launch(self) -> None:
-        logits, hidden = self._forward(self.view, self.ids)
-        if self.logits.shape != logits.shape:  # at the first warm-up: they must not live in the graphs' shared memory
-            self.logits = torch.empty_like(logits, dtype=torch.float32)
-            self.hidden = torch.empty_like(hidden)
-        self.logits.copy_(logits)
-        self.hidden.copy_(hidden)
+        launch = partial(_launch, forward, self.view, self.ids, self._results)
+        self._captured = CapturedPass(launch, self.ids.device, shared.pool)
 
     def run(self, index: Tensor, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         n, tokens = ids.shape
@@ -126,7 +131,21 @@ class _Pass:
         self.view.positions[:n].copy_(positions)
         self.ids[:n, :tokens].copy_(ids)
         self._captured.run()
-        return self.logits[:n, :tokens], self.hidden[:n, :tokens]
+        logits, hidden = self._results[self._size]
+        return logits[:n, :tokens], hidden[:n, :tokens]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _launch(
+    forward: Forward, view: StaticRows, ids: Tensor, results: dict[tuple[int, int], tuple[Tensor, Tensor]]
+) -> None:
+    values, (sequences, tokens) = forward(view, ids), ids.shape
+    if (sequences, tokens) not in results:  # at the first warm-up: they must not live in the graphs' shared memory
+        logits, hidden = values
+        results[sequences, tokens] = torch.empty_like(logits, dtype=torch.float32), torch.empty_like(hidden)
+    for result, value in zip(results[sequences, tokens], values, strict=True):
+        result.copy_(value)
 
 
 class VerifyGraphs:
@@ -137,10 +156,8 @@ class VerifyGraphs:
     """
 
     def __init__(self, forward: Forward, groups: int, device: torch.device) -> None:
-        self._forward, self._groups = forward, groups
-        # Passes run one after the other and keep nothing but their buffers: they may share their intermediate memory.
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._passes: WeakKeyDictionary[SlotCache, dict[Shape, _Pass]] = WeakKeyDictionary()
+        self._forward, self._groups, self._device = forward, groups, device
+        self._passes: WeakKeyDictionary[SlotCache, _CachePasses] = WeakKeyDictionary()
         self.broken = False
 
     def run(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -159,14 +176,16 @@ class VerifyGraphs:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _pass(self, storage: SlotCache, shape: Shape) -> _Pass | None:
-        passes = self._passes.setdefault(storage, {})
-        if shape not in passes:
+        if storage not in self._passes:
+            self._passes[storage] = _CachePasses(self._device)
+        shared = self._passes[storage]
+        if shape not in shared.by_shape:
             try:
-                passes[shape] = _Pass(self._forward, storage, shape, self._groups, self._pool)
+                shared.by_shape[shape] = _Pass(self._forward, storage, shape, self._groups, shared)
             except RuntimeError as error:
                 self.broken = True
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                 message = f"The target verifies launch by launch, which is slower than a CUDA graph: {reason}"
                 warnings.warn(message, DspineWarning, stacklevel=4)
                 return None
-        return passes[shape]
+        return shared.by_shape[shape]

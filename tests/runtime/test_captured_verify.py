@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,12 +27,19 @@ Both = tuple[TargetExecutor, TargetExecutor]
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def both(request: pytest.FixtureRequest, tiny_pair: Pair) -> Both:
+def opened(request: pytest.FixtureRequest, tiny_pair: Pair) -> Both:
     """Without captured passes, and with them."""
     plain, captured = (
         open_target(tiny_pair.target, (0, 2), device=request.param, capture=capture) for capture in (False, True)
     )
     return plain, captured
+
+
+@pytest.fixture
+def both(opened: Both) -> Iterator[Both]:
+    """The two targets; the second must not have given up capturing, which the results would not show."""
+    yield opened
+    assert opened[1].captured
 
 
 @pytest.mark.parametrize(
@@ -79,7 +88,7 @@ def test_ragged_blocks(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     equal(steps[1], steps[0])
     eager = both[1]._forward(states[1], block)  # what a pass that was not captured reads of these slots
     torch.testing.assert_close(eager[0], steps[0].logits, atol=1e-4, rtol=1e-4)
-    assert both[1]._graphs is not None and both[1]._graphs._passes[states[1].storage]  # type: ignore[index]
+    assert both[1]._graphs is not None and both[1]._graphs._passes[states[1].storage].by_shape  # type: ignore[index]
 
 
 def test_slots(both: Both) -> None:
@@ -132,6 +141,23 @@ def test_a_cache_in_use_is_not_handed_out(both: Both) -> None:
     storage = second.storage
     del second, kept
     assert both[1].new_state(2, 20).storage is storage
+
+
+def test_a_longer_generation_replaces_cache_and_passes(both: Both) -> None:
+    """The old cache's memory is free at once, and passes are captured over the new one."""
+    ids = [generate(both[1], None, [5, 6, 7], max_new_tokens=count).token_ids for count in (20, 90)]
+    assert ids[1][:20] == ids[0]
+    state = both[1].new_state(2, 20)
+    both[1].verify(state, torch.tensor([[1, 2], [3, 4]], device=both[1].device))
+    old = weakref.ref(state.keys[0])
+    del state
+    gc.disable()
+    try:
+        state = both[1].new_state(2, 500)
+        assert old() is None
+    finally:
+        gc.enable()
+    both[1].verify(state, torch.tensor([[1, 2], [3, 4]], device=both[1].device))
 
 
 def test_what_cannot_be_captured(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

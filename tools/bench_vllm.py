@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from tools.vllm_engine import (
     one_process,
     random_prompts,
     set_synthetic_length,
+    side_by_side,
     timed_batch,
 )
 
@@ -171,33 +171,12 @@ def check_drafts(llm: Any, a: argparse.Namespace) -> dict[str, Any]:
 
 def run_all(a: argparse.Namespace) -> int:
     """Subprocesses side by side, one per device; a failed configuration leaves its log and does not stop the others."""
-    import os
-
-    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
-    waiting, failed = list(a.only), 0
-    while waiting or running:
-        for gpu in a.gpus:
-            if gpu not in running and waiting:
-                name = waiting.pop(0)
-                running[gpu] = (name, _launch(name, gpu, a, dict(os.environ)))
-        time.sleep(1)
-        for gpu, (name, process) in list(running.items()):
-            if process.poll() is not None:
-                failed += process.returncode != 0
-                print(f"{name} on GPU {gpu}: exit code {process.returncode}", flush=True)
-                del running[gpu]
-    print(table(a.out))
-    return 1 if failed else 0
-
-
-def _launch(name: str, gpu: str, a: argparse.Namespace, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     shared = ["--shape", a.shape, "--prompt", str(a.prompt), "--tokens", str(a.tokens), "--repeats", str(a.repeats),
               "--dtype", a.dtype, "--engine", json.dumps(a.engine), "--batches", *map(str, a.batches)]  # fmt: skip
-    command = [sys.executable, "-m", "tools.bench_vllm", "--worker", name, "--out", str(a.out), *shared]
-    log = (a.out / f"{name}.log").open("wb")
-    return subprocess.Popen(
-        command, env=environment | {"CUDA_VISIBLE_DEVICES": gpu}, stdout=log, stderr=subprocess.STDOUT
-    )
+    command = [sys.executable, "-m", "tools.bench_vllm", "--out", str(a.out), *shared, "--worker"]
+    failed = side_by_side({name: [*command, name] for name in a.only}, a.gpus, a.out)
+    print(table(a.out))
+    return 1 if failed else 0
 
 
 def write(path: Path, document: dict[str, Any]) -> None:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tools.vllm_engine import one_process, timed_batch
+from tools.vllm_engine import one_process, side_by_side, timed_batch
 
 ALONE = "target"
 METHODS = {"DSpineDraftModel": "dspine", "DFlashDraftModel": "dflash"}
@@ -158,23 +156,9 @@ def table(folder: Path) -> str:
 
 def run_all(a: argparse.Namespace, arguments: list[str]) -> int:
     """Subprocesses side by side, one per device."""
-    waiting, failed = [ALONE, *labels(a.drafter)], 0
-    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
-    while waiting or running:
-        for gpu in a.gpus:
-            if gpu not in running and waiting:
-                name = waiting.pop(0)
-                command = [sys.executable, "-m", "tools.bench_vllm_pair", *arguments, "--worker", name]
-                environment = dict(os.environ) | {"CUDA_VISIBLE_DEVICES": gpu}
-                log = (a.out / f"{name}.log").open("wb")
-                process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-                running[gpu] = (name, process)
-        time.sleep(1)
-        for gpu, (name, process) in list(running.items()):
-            if process.poll() is not None:
-                failed += process.returncode != 0
-                print(f"{name} on GPU {gpu}: exit code {process.returncode}", flush=True)
-                del running[gpu]
+    command = [sys.executable, "-m", "tools.bench_vllm_pair", *arguments, "--worker"]
+    names = [ALONE, *labels(a.drafter)]
+    failed = side_by_side({name: [*command, name] for name in names}, a.gpus, a.out)
     print(table(a.out))
     return 1 if failed else 0
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 WORDS = (1000, 100000)  # range of random prompt tokens; clear of special ones
@@ -20,6 +23,27 @@ def one_process() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def side_by_side(commands: Mapping[str, Sequence[str]], gpus: Sequence[str], folder: Path) -> int:
+    """Runs the named commands as subprocesses, one at a time on a device; returns how many failed. Logs are folder/NAME.log."""
+    waiting, failed = list(commands), 0
+    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+    while waiting or running:
+        for gpu in gpus:
+            if gpu not in running and waiting:
+                name = waiting.pop(0)
+                with (folder / f"{name}.log").open("wb") as log:
+                    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
+                    process = subprocess.Popen(commands[name], env=environment, stdout=log, stderr=subprocess.STDOUT)
+                running[gpu] = (name, process)
+        time.sleep(1)
+        for gpu, (name, process) in list(running.items()):
+            if process.poll() is not None:
+                failed += process.returncode != 0
+                print(f"{name} on GPU {gpu}: exit code {process.returncode}", flush=True)
+                del running[gpu]
+    return failed
 
 
 def model_runner(llm: Any) -> Any:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from dspine_kernels.rows import round_rows, write_and_norm
+from dspine_kernels.rows import round_rows
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
 
@@ -153,17 +153,13 @@ class Fp8Layers(VendorLayers):
         readout, write = layer.readout, layer.write
         assert readout is not None and write is not None
         target = draft.readout_of(last=last)
-        finish = partial(
-            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, draft.written if last else draft.x, draft.normed,
-            draft.squares,
-        )  # fmt: skip
         return [
             Step("norm", partial(self._round, "x", draft.x, update=self.update)),
             Step("readout", partial(self._product, "x", readout, target)),
             *self._messages(target, last=last),
             Step("norm", partial(self._round, "z", draft.z)),
             Step("write", partial(self._product, "z", write, self.update)),
-            Step("write_norm", finish),
+            self._write_and_norm(following, last=last),
             Step("norm", partial(self._round, "normed", draft.normed)),
         ]
 

@@ -63,19 +63,24 @@ class VendorLayers:
         readout, write = layer.readout, layer.write
         assert readout is not None and write is not None
         target = draft.readout_of(last=last)
-        # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
-        finish = partial(
-            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, draft.written if last else draft.x, draft.normed,
-            draft.squares,
-        )  # fmt: skip
         read = layer.folded if draft.folded else readout
         assert read is not None
         return [
             Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
             *self._messages(target, last=last),
             Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
-            Step("write_norm", finish),
+            self._write_and_norm(following, last=last),
         ]
+
+    def _write_and_norm(self, following: Tensor, *, last: bool) -> Step:
+        """Adds the injection's update. Of the last layer only the norm is read on; its state from before the write stays: the
+        transition redoes that write.
+        """
+        draft, injected = self.draft, self.draft.written if last else self.draft.x
+        finish = partial(
+            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, injected, draft.normed, draft.squares
+        )  # fmt: skip
+        return Step("write_norm", finish)
 
     def _messages(self, target: Tensor, *, last: bool) -> list[Step]:
         """Gated messages z of the readouts in `target`."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from dspine_export.checkpoint.load import open_checkpoint
 from tools import acceptance_lab
 from tools.training import lab_measure
 from tools.training.arms import ARMS, Starts, arm_shape
@@ -41,6 +42,8 @@ def test_train_measure_compare(target_dir: Path, corpus: Corpus, tmp_path: Path,
     where = ["--target", target_dir, "--out", tmp_path / "lab", *COMMON]
     lab("train", *where, "--corpus", tmp_path / "corpus.xz", *SIZES, *HEADS, "--steps", 3)
     assert sorted(path.parent.name for path in (tmp_path / "lab").glob("*/arm.json")) == [f"{letter}1" for letter in "abcdefgh"]
+    kinds = {path.parent.name: open_checkpoint(path).config.architecture for path in (tmp_path / "lab").glob("*/checkpoint")}
+    assert kinds == {"a1": "DFlashDraftModel", "b1": "DFlashDraftModel", "e1": "DSpineDraftModel"}
     measured = [*where, "--prompts", "unused", "--max-new-tokens", 12]
     lab("measure", *measured)
     lab("exact", *measured, "--only", "e", "--draws", 60)

@@ -16,6 +16,7 @@ from tools.training.drafter import DrafterShape, TrainDrafter
 from tools.training.lockstep import Learner
 
 WEIGHTS, ARM_FILE, MEASURED, EXACT = "drafter.safetensors", "arm.json", "measured.json", "exact.json"
+SERVABLE = "abe"  # arms that are a DFlash or a DSpine drafter and nothing else
 
 
 def is_trained(folder: Path) -> bool:
@@ -24,13 +25,13 @@ def is_trained(folder: Path) -> bool:
 
 
 def save_arm(learner: Learner, folder: Path, num_target_layers: int, about: dict[str, Any]) -> None:
-    """Write bfloat16 weights and the description; DSpine itself also as a checkpoint this project reads, in ``checkpoint/``."""
+    """Write bfloat16 weights and the description; `SERVABLE` arms also as a checkpoint that can be served, in ``checkpoint/``."""
     folder.mkdir(parents=True, exist_ok=True)
     drafter = learner.drafter
     drafter.fold()
     state = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in drafter.state_dict().items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    if learner.arm.letter == "e":
+    if learner.arm.letter in SERVABLE:
         save_drafter(drafter, num_target_layers, folder / "checkpoint")
     used = sum(v.numel() for n, v in state.items() if learner.arm.inject or learner.arm.align or not n.startswith("injection."))
     described = {**asdict(learner.arm), "drafts_by": learner.arm.drafts_by, "seed": learner.seed, "trained_numbers": used}

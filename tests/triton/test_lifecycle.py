@@ -254,7 +254,10 @@ def test_killed_backend_process(started: Running) -> None:
     time.sleep(0.2)
     os.kill(process, signal.SIGKILL)
     assert eventually(lambda: DEAD in generate(server, {"text_input": "a", "max_tokens": 1}, timeout=10).text)
-    assert ready(server) and ready(server, "/v2/models/dspine/ready"), "which is why readiness alone proves nothing"
+    states = ("/v2/health/ready", "/v2/models/dspine/ready")
+    assert eventually(lambda: all(ready(server, path) for path in states)), (
+        "which is why readiness alone proves nothing"
+    )
     assert Drafting(server).step(30, start=True, end=True)["context_length"].tolist() == [0], "the other model goes on"
     found = probe(started)
     assert found.returncode == 1 and DEAD in found.stderr
@@ -268,6 +271,7 @@ def test_killed_backend_process(started: Running) -> None:
 
 
 def test_probe_leaves_a_busy_server_alone(started: Running) -> None:
+    assert probe(started, "--reload").returncode == 0
     body = {"text_input": "a", "max_tokens": 190, "ignore_eos": True}
     threads = [threading.Thread(target=generate, args=(started.server, body)) for _ in range(SLOTS + 1)]
     for thread in threads:

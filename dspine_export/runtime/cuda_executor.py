@@ -9,6 +9,7 @@ One executor belongs to one thread. On the CPU, under Triton's interpreter, the 
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -164,6 +165,7 @@ class CudaExecutor:
             return
         self._drafts.clear()
         self._appends.clear()
+        gc.collect()  # a pass and its steps refer to each other, and with them to the caches that were
         self._generation = self._pool.generation
         self._passes.reach(self._positions)
 

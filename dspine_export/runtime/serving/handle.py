@@ -46,7 +46,7 @@ class Handle:
 
     Args:
         wake: called after `cancel`, to make the engine look.
-        sink: receives every event in the engine's thread and must return quickly; without one the events wait in the handle.
+        sink: receives every event in the emitter's thread and must return quickly; without one the events wait in the handle.
     """
 
     def __init__(self, wake: Callable[[], None], sink: Sink | None = None) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from dspine_kernels.attention import append_context, block_attention
 from dspine_kernels.attention.block import partial_sizes
+from dspine_kernels.linear import FEW_ROWS
 from dspine_kernels.rows import embed_block, rms_norm
 from dspine_kernels.topk.kernel import workspace_keys
 from dspine_kernels.transition import TransitionScratch, transition_scores, walk_choices
@@ -25,9 +26,8 @@ from dspine_export.runtime.vendor_layer import VendorLayers
 
 __all__ = ["CacheView", "ContextPass", "DraftPass", "Step"]
 
-# Most rows for which our products beat the vendor's, and attention programs per launch (two a multiprocessor, less for a single
-# sequence, whose partial results cost more than they hide); measured by tools/bench_draft.py.
-FUSED_ROWS = 64
+# Attention programs per launch (two a multiprocessor, less for a single sequence, whose partial results cost more than they hide);
+# measured by tools/bench_draft.py.
 TARGET_PROGRAMS = 264
 
 
@@ -89,7 +89,7 @@ class DraftPass:
         if config.transfer is not None:
             self._allocate_injection(k)
         if fused is None:
-            fused = self.rows <= FUSED_ROWS and like.element_size() == 2
+            fused = self.rows <= FEW_ROWS and like.element_size() == 2
         self.layers = FusedLayers(self) if fused else VendorLayers(self)
         self.steps = self._steps()
 

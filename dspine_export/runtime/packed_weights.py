@@ -9,6 +9,7 @@ import torch
 from dspine_kernels.transition import fold_scores
 from torch import Tensor
 
+from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.injection import AdjacentInjection
 from dspine_export.model.layer import DecoderLayer
@@ -68,10 +69,7 @@ class PackedDrafter:
 def pack(drafter: Drafter, max_positions: int, *, folded: bool = False) -> PackedDrafter:
     """Packs a bound drafter. max_positions: longest context plus one block, for the rotation tables [max_positions, D/2]."""
     model, config = drafter.model, drafter.config
-    dtype, device = drafter.embed_tokens.dtype, drafter.embed_tokens.device
-    positions = torch.arange(max_positions, device=device).unsqueeze(0)
-    cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, dtype)
-    half = config.head_dim // 2
+    cos, sin = _rotation_tables(config, max_positions, drafter.embed_tokens)
     injection = model.injection
     layers = [
         _pack_layer(layer, injection, index, config.attention_window(index), last=index == config.num_layers - 1)
@@ -88,8 +86,22 @@ def pack(drafter: Drafter, max_positions: int, *, folded: bool = False) -> Packe
         scores, gram = fold_scores(drafter.lm_head, model.norm.weight, injection.write_weight(len(layers) - 1))
     return PackedDrafter(
         tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table, scores, gram,
-        drafter.embed_tokens, drafter.lm_head, cos[0, 0, :, :half].contiguous(), sin[0, 0, :, :half].contiguous(),
+        drafter.embed_tokens, drafter.lm_head, cos, sin,
     )  # fmt: skip
+
+
+def with_positions(packed: PackedDrafter, config: DrafterConfig, count: int) -> PackedDrafter:
+    """The same weights with rotation tables for `count` positions."""
+    cos, sin = _rotation_tables(config, count, packed.embed_tokens)
+    return replace(packed, cos=cos, sin=sin)
+
+
+def _rotation_tables(config: DrafterConfig, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [count, D/2]; the other half repeats them."""
+    positions = torch.arange(count, device=like.device).unsqueeze(0)
+    cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, like.dtype)
+    half = config.head_dim // 2
+    return cos[0, 0, :, :half].contiguous(), sin[0, 0, :, :half].contiguous()
 
 
 def _pack_layer(

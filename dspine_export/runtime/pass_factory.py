@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from dspine_export.model.drafter import Drafter
-from dspine_export.model.rope import rotary_tables
 from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
-from dspine_export.runtime.packed_weights import PackedDrafter, pack
+from dspine_export.runtime.packed_weights import pack, with_positions
 
 if TYPE_CHECKING:
     from dspine_export.runtime.fp8_weights import Scales
@@ -59,12 +58,5 @@ class PassFactory:
         """Longer rotation tables, for passes made from now on."""
         if self._appending.cos.shape[0] >= positions:
             return
-        config, half = self.config, self.config.head_dim // 2
-        at = torch.arange(positions, device=self.device).unsqueeze(0)
-        tables = rotary_tables(at, config.head_dim, config.rope_theta, self._appending.embed_tokens.dtype)
-        cos, sin = (table[0, 0, :, :half].contiguous() for table in tables)
-        self._drafting, self._appending = (_turned(packed, cos, sin) for packed in (self._drafting, self._appending))
-
-
-def _turned(packed: PackedDrafter, cos: Tensor, sin: Tensor) -> PackedDrafter:
-    return replace(packed, cos=cos, sin=sin)
+        self._appending = longer = with_positions(self._appending, self.config, positions)
+        self._drafting = replace(self._drafting, cos=longer.cos, sin=longer.sin)

@@ -7,17 +7,14 @@ pool, which passes of other batch sizes share, and outside of one torch's alloca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.drafter_model import DrafterModel
-from dspine_export.model.rope import rotary_tables
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass, Step
-from dspine_export.runtime.packed_weights import PackedDrafter, pack
+from dspine_export.runtime.packed_weights import PackedDrafter, pack, with_positions
 from dspine_export.trtllm.block_executors import last_block
 from dspine_export.trtllm.chain_logits import chain_logits
 from dspine_export.trtllm.context_part import keep_context_part
@@ -46,7 +43,7 @@ class KernelBlock:
         batch, heads, columns, dim = context.shape
         positions = columns + self.config.block_size
         if positions > len(self.weights.cos):
-            self.weights = _with_positions(self.config, self.weights, positions)
+            self.weights = with_positions(self.weights, self.config, positions)
         # One layer's buffers serve all layers: each is filled right before its attention.
         keys, values = (context.keys[0].new_empty(batch, 1, heads, columns, dim) for _ in range(2))
         shape = (-1, self.config.num_layers, -1, -1, -1)
@@ -79,13 +76,3 @@ def open_kernels(drafter: Drafter) -> tuple[DrafterModel, KernelBlock]:
         for name, rows in (("k_proj", keys), ("v_proj", values)):
             layer.get_submodule(f"self_attn.{name}").weight = nn.Parameter(rows, requires_grad=False)
     return keep_context_part(network), KernelBlock(config, weights)
-
-
-def _with_positions(config: DrafterConfig, weights: PackedDrafter, count: int) -> PackedDrafter:
-    like, half = weights.embed_tokens, config.head_dim // 2
-    positions = torch.arange(count, device=like.device).unsqueeze(0)
-    cos, sin = (
-        table[0, 0, :, :half].contiguous()
-        for table in rotary_tables(positions, config.head_dim, config.rope_theta, like.dtype)
-    )
-    return replace(weights, cos=cos, sin=sin)

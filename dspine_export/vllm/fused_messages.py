@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FEW_ROWS = 64
-
 
 def few(rows: Tensor) -> bool:
     """Whether `rows` [R, d] are few enough, and of a type, for the skinny products."""
+    from dspine_kernels.linear import FEW_ROWS
+
     return rows.shape[0] <= FEW_ROWS and rows.element_size() == 2
 
 

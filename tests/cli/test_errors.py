@@ -113,7 +113,7 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
     "profile order": (["--set", "profile.batch.min=9"], 2, "min <= opt <= max"),
     "profile too small": (["--max-batch-size", "0"], 2, "positive"),
     "float16": (["--dtype", "float16"], 2, "float16 overflows"),
-    "unknown target": (["--target", "openvino"], 2, "'trtllm' or 'onnx'"),
+    "unknown target": (["--target", "openvino"], 2, "'trtllm', 'onnx' or 'vllm'"),
     "unknown stage": (["--stop-after", "torch"], 2, "--stop-after"),
     "unknown builder": (["--set", "build.builder=tvm"], 2, "tensorrt-rtx"),
     "absent builder": (["--set", "build.builder=tensorrt"], 4, "tensorrt"),

@@ -23,7 +23,7 @@ from dspine_export.runtime.serving.admission import Limits
 from dspine_export.runtime.serving.engine import Engine, EngineSettings
 from dspine_export.runtime.serving.open_engine import PairSource, open_engine
 from dspine_export.runtime.serving.request import Request
-from tools.serve_load import LEVELS, ROOT, provenance, read_prompts
+from tools.serve_load import add_load_options, finish, provenance, read_prompts
 from tools.serving.clients import Sample
 from tools.serving.engine_load import run_load
 from tools.serving.figures import summarise
@@ -45,15 +45,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--max-seq-len", type=int, default=1024)
     add("--chunk-tokens", type=int, default=512)
     add("--threads", type=int, help="CPU threads of the loop's torch")
-    add("--prompts", type=Path, nargs="+", default=sorted((ROOT / "tests" / "data" / "prompts").glob("*.jsonl")))
-    add("--prompt-count", type=int, default=64, help="different prompts, taken in turn from the files")
-    add("--max-tokens", type=int, default=128)
-    add("--concurrency", type=int, nargs="+", default=list(LEVELS))
-    add("--requests-per-client", type=int, default=4)
-    add("--draft-tokens", type=int, nargs="+", default=[-1, 0], help="-1: as many as the drafter has; 0: none")
-    add("--soak", type=float, metavar="MINUTES", help="one long run at the first concurrency")
+    add_load_options(add, prompts=64, max_tokens=128)
     add("--compare", action="store_true", help="compare with the target's own greedy output")
-    add("--out", type=Path, required=True)
     return parser.parse_args(argv)
 
 
@@ -77,11 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     engine.close(10)
     if options.compare:
         record["greedy"] = compare(options, engine, prompts, samples)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    failed, differing = sum(s.error is not None for s in samples), record.get("greedy", {}).get("different", 0)
-    print(f"{len(samples)} requests, {failed} failed, {differing} differ from greedy; {options.out}")
-    return 1 if failed or differing else 0
+    return finish(options, record, samples)
 
 
 def start(options: argparse.Namespace) -> Engine:

@@ -47,20 +47,24 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--launch", type=Path, metavar="REPOSITORY", help="start this repository's server first")
     add("--server-pid", type=int, help="process whose memory is sampled, of a server that was not launched here")
     add("--model", default="dspine")
-    add("--prompts", type=Path, nargs="+", default=sorted((ROOT / "tests" / "data" / "prompts").glob("*.jsonl")))
-    add("--prompt-count", type=int, default=32, help="different prompts, taken in turn from the files")
-    add("--max-tokens", type=int, default=64)
-    add("--concurrency", type=int, nargs="+", default=list(LEVELS))
-    add("--requests-per-client", type=int, default=4)
-    add(
-        "--draft-tokens", type=int, nargs="+", default=[-1, 0], help="-1: as many as the drafter has; 0: no speculation"
-    )
-    add("--soak", type=float, metavar="MINUTES", help="one long run at the first concurrency")
+    add_load_options(add, prompts=32, max_tokens=64)
     add("--target-model", type=Path, help="compare with the target's own greedy output")
     add("--device", default="cpu", help="of the comparison")
     add("--dtype", default="float32", help="of the comparison")
-    add("--out", type=Path, required=True)
     return parser.parse_args(argv)
+
+
+def add_load_options(add: Callable[..., object], prompts: int, max_tokens: int) -> None:
+    """The load itself; `prompts` and `max_tokens` are defaults."""
+    files = sorted((ROOT / "tests" / "data" / "prompts").glob("*.jsonl"))
+    add("--prompts", type=Path, nargs="+", default=files)
+    add("--prompt-count", type=int, default=prompts, help="different prompts, taken in turn from the files")
+    add("--max-tokens", type=int, default=max_tokens)
+    add("--concurrency", type=int, nargs="+", default=list(LEVELS))
+    add("--requests-per-client", type=int, default=4)
+    add("--draft-tokens", type=int, nargs="+", default=[-1, 0], help="-1: as many as the drafter has; 0: none")
+    add("--soak", type=float, metavar="MINUTES", help="one long run at the first concurrency")
+    add("--out", type=Path, required=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,6 +92,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.target_model:
         record["greedy"] = compare(options, prompts, samples)
     record["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
+    return finish(options, record, samples)
+
+
+def finish(options: argparse.Namespace, record: dict[str, Any], samples: list[Sample]) -> int:
+    """Writes the record; 1 if a request failed or a stream differs."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     failed = sum(sample.error is not None for sample in samples)

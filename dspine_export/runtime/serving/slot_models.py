@@ -122,9 +122,8 @@ class SlotModels:
         self.executor.reset(self._contexts, [slot])
         if erase:
             width = self.executor.config.num_taps * self.executor.config.hidden_size
-            length = min(
-                length + self.block_size, self._room
-            )  # a block may have been appended that the host does not count
+            # A block may have been appended that the host does not count.
+            length = min(length + self.block_size, self._room)
             nothing = self.target.embed_tokens.new_zeros(1, length, width)
             self.executor.append_context(self._contexts, nothing, torch.tensor([length]), [slot])
             self.executor.reset(self._contexts, [slot])

@@ -1,6 +1,6 @@
 """docker-compose.yaml and k8s/: NVIDIA's container with the repository mounted, and probes that see a dead backend process.
 
-Triton goes on calling a streaming model ready after its backend process has died, so liveness asks for a token (``probe.py``), while
+Triton can go on calling a streaming model ready after its backend process has died, so liveness asks for a token (``probe.py``), while
 readiness is the server's own word.
 """
 

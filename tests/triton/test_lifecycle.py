@@ -233,9 +233,10 @@ def test_unfit_configuration_is_refused_at_load(started: Running, damage: str) -
 
 
 def test_killed_backend_process(started: Running) -> None:
-    """Triton neither restarts the process of a streaming model nor calls the model unready: the probe tells, and repairs.
+    """Triton does not restart the process of a streaming model: the probe tells, and repairs.
 
     Requests that come later are answered with an error at once. A stream that was running hears nothing more, so clients need a timeout.
+    What Triton's own readiness says is left open: it has stayed ready, and it has not.
     """
     server = started.server
     assert probe(started).returncode == 0
@@ -254,10 +255,6 @@ def test_killed_backend_process(started: Running) -> None:
     time.sleep(0.2)
     os.kill(process, signal.SIGKILL)
     assert eventually(lambda: DEAD in generate(server, {"text_input": "a", "max_tokens": 1}, timeout=10).text)
-    states = ("/v2/health/ready", "/v2/models/dspine/ready")
-    assert eventually(lambda: all(ready(server, path) for path in states)), (
-        "which is why readiness alone proves nothing"
-    )
     assert Drafting(server).step(30, start=True, end=True)["context_length"].tolist() == [0], "the other model goes on"
     found = probe(started)
     assert found.returncode == 1 and DEAD in found.stderr

@@ -1,6 +1,6 @@
 """Whether the model really answers: one token, with a deadline. Exit 0 if it does, 1 if not. Needs nothing but Python.
 
-Triton goes on calling a streaming model ready after its backend process has died, so a health endpoint alone proves nothing. A busy
+Triton can go on calling a streaming model ready after its backend process has died, so a health endpoint alone proves nothing. A busy
 server passes: the question carries a deadline, and only a process that works can say that it was missed.
 
 ``--reload`` unloads and loads a model whose process is gone, which starts a new one (for servers with explicit model control, as

@@ -59,6 +59,12 @@ def open_executor(
         fix = "compile it first (dspine-export build), or use the torch executor"
         raise UsageError(f"Executor {name} runs compiled bundles", got=source, expected="a bundle", fix=fix)
     bundle = open_bundle(source)
+    if not (bundle.path / PORTABLE_FOLDER).is_dir():
+        raise UsageError(
+            f"This bundle has no graphs for executor {name}: it was built for vLLM",
+            got=bundle.path,
+            fix="draft with the torch model (--executor torch), or build a bundle with graphs (--target trtllm or onnx)",
+        )
     checkpoint = open_checkpoint(bundle.path / DRAFTER_FOLDER)
     config = checkpoint.config
     embed_tokens, lm_head = embed_tokens[: config.vocab_size], lm_head[: config.vocab_size]

@@ -21,6 +21,7 @@ from dspine_export.pipeline.progress import Silent
 from dspine_export.pipeline.request import BuildRequest
 from dspine_export.pipeline.verify import verify_bundle
 from dspine_export.recipes import Recipe, apply_overrides
+from dspine_export.runtime.open_executor import open_executor
 from dspine_export.vllm.drafter_lookup import read_registry
 
 from .conftest import BLOCK_SIZE, Configure, Edit
@@ -162,6 +163,9 @@ def test_options_of_other_targets_are_refused(more: dict[str, bool], pair: Any, 
 def test_there_is_nothing_to_verify_or_resume(pair: Any, bundle: Bundle) -> None:
     refused(lambda: verify_bundle(bundle, pair.target, Silent()), "no graphs", "--target onnx")
     refused(lambda: resume(bundle.path, None, None, Silent()), "no graphs")
+    unused = torch.empty(0)
+    for name in ("onnxruntime", "tensorrt"):
+        refused(lambda name=name: open_executor(name, bundle.path, unused, unused), "no graphs", "--executor torch")
 
 
 def test_damaged_file_of_drafters(pair: Any, tmp_path: Path) -> None:

@@ -3,5 +3,12 @@
 from dspine_kernels.attention.append import append_context
 from dspine_kernels.attention.block import block_attention
 from dspine_kernels.attention.reference import append_context_reference, block_attention_reference
+from dspine_kernels.attention.store import store_context
 
-__all__ = ["append_context", "append_context_reference", "block_attention", "block_attention_reference"]
+__all__ = [
+    "append_context",
+    "append_context_reference",
+    "block_attention",
+    "block_attention_reference",
+    "store_context",
+]

@@ -2,7 +2,7 @@
 
 No mask tensor and no work on padding: a sequence's own length is divided among its programs, and one without keys leaves at once. The
 first program of a head norms and rotates the block's own keys as well. With one program per head the result is final; otherwise partial
-results are merged by a second, small launch.
+results are merged by a second, small launch. The context may lie in pages, which a table finds by sequence and column.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def _normed_rotated(
-    base, row_ok, weight, cos, sin, positions, eps, factor, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr
-):
+    base, row_ok, weight, cos, sin, positions, angle_stride, eps, factor,
+    DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """RMSNorm over the head, rotate-half, times a factor. [ROWS, 2 HALF]: both halves of DIM padded to HALF with zeros."""
     half = tl.arange(0, HALF)
     ok = row_ok[:, None] & (half < DIM // 2)[None, :]
@@ -30,7 +31,7 @@ def _normed_rotated(
     scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None] * factor
     first *= scale * tl.load(weight + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
     second *= scale * tl.load(weight + DIM // 2 + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
-    angle = positions[:, None] * (DIM // 2) + half[None, :]
+    angle = positions[:, None] * angle_stride + half[None, :]
     c = tl.load(cos + angle, mask=ok, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=ok, other=0.0).to(tl.float32)
     both = tl.join(first * c - second * s, second * c + first * s)
@@ -39,24 +40,27 @@ def _normed_rotated(
 
 @triton.jit
 def _attend(
-    qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats,
-    capacity, row_stride, sequence_stride, eps, scale, block, window, splits,
+    qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
+    length_stride, angle_stride, last_angle, table_stride, row_stride, sequence_stride, head_stride, column_stride,
+    eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr, DIRECT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PAGE: tl.constexpr, DIRECT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head, n, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     start_early(PDL)
     # Slots, lengths and the cache are older than the kernel before: they need not wait.
     owner = tl.load(slots + n) if SLOTS else n
-    length = tl.load(lengths + owner)
+    length = tl.load(lengths + owner * length_stride)
     lowest = tl.maximum(length - window + 1, 0) if WINDOW else 0  # the first key that the block's first row sees
     share = tl.cdiv(tl.cdiv(length - lowest, splits), BC) * BC
     begin = lowest + split * share
     end = tl.minimum(begin + share, length)
-    base = owner.to(tl.int64) * sequence_stride + kv_head.to(tl.int64) * capacity * DIM
-    if PDL and AHEAD:
+    base = kv_head.to(tl.int64) * head_stride
+    if not PAGE:
+        base += owner.to(tl.int64) * sequence_stride
+    if PDL and AHEAD and not PAGE:
         asked = begin + tl.arange(0, 128) * (AHEAD // 128)
         size = tl.maximum(tl.minimum(end - asked, AHEAD // 128), 0).to(tl.int32) * (
             DIM * keys.dtype.element_ty.primitive_bitwidth // 8
@@ -74,7 +78,8 @@ def _attend(
     head = kv_head * group + rq // BB
     ok = (slot < block) & (rq < group * BB)
     q_base = qkv + (n * block + slot).to(tl.int64) * row_stride + head * DIM
-    q = _normed_rotated(q_base, ok, q_norm, cos, sin, length + slot, eps, scale, DIM, HALF, BQ).to(kind)
+    angle = tl.minimum(length + slot, last_angle)
+    q = _normed_rotated(q_base, ok, q_norm, cos, sin, angle, angle_stride, eps, scale, DIM, HALF, BQ).to(kind)
     at_dim = tl.arange(0, 2 * HALF)
     dim_ok = at_dim % HALF < DIM // 2
     at_dim = at_dim // HALF * (DIM // 2) + at_dim % HALF
@@ -85,9 +90,8 @@ def _attend(
         rb = tl.arange(0, BB)
         row = qkv + (n * block + rb).to(tl.int64) * row_stride
         k_ok = rb < block
-        k = _normed_rotated(
-            row + (HEADS + kv_head) * DIM, k_ok, k_norm, cos, sin, length + rb, eps, 1.0, DIM, HALF, BB
-        ).to(kind)
+        k_base, k_angle = row + (HEADS + kv_head) * DIM, tl.minimum(length + rb, last_angle)
+        k = _normed_rotated(k_base, k_ok, k_norm, cos, sin, k_angle, angle_stride, eps, 1.0, DIM, HALF, BB).to(kind)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         visible = ok[:, None] & k_ok[None, :]
         if CAUSAL:
@@ -102,10 +106,19 @@ def _attend(
         v = tl.load(v_at, mask=k_ok[:, None] & dim_ok[None, :], other=0.0)
         acc = tl.dot(weights.to(kind), v, input_precision=PRECISION)
     key_base, value_base = keys + base, values + base
+    if PAGE:  # a step's pages are looked up during the step before
+        table = pages + n.to(tl.int64) * table_stride
+        column = begin + tl.arange(0, BC)
+        page = tl.load(table + column // PAGE, mask=column < end, other=0)
     for start in range(begin, end, BC):
         column = start + tl.arange(0, BC)
         k_ok = column < end
-        at = column.to(tl.int64)[:, None] * DIM + at_dim[None, :]
+        if PAGE:
+            at_column = page.to(tl.int64) * sequence_stride + (column % PAGE).to(tl.int64) * column_stride
+            page = tl.load(table + (column + BC) // PAGE, mask=column + BC < end, other=0)
+        else:
+            at_column = column.to(tl.int64) * DIM
+        at = at_column[:, None] + at_dim[None, :]
         ok_2d = k_ok[:, None] if DIM == 2 * HALF else k_ok[:, None] & dim_ok[None, :]
         k = tl.load(key_base + at, mask=ok_2d, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -171,23 +184,29 @@ def partial_sizes(batch: int, kv_heads: int, heads: int, dim: int, block: int, s
 def block_attention(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, lengths: Tensor,
     keys: Tensor, values: Tensor, out: Tensor, partial: Tensor, stats: Tensor,
-    *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None,
+    *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None, pages: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one layer's block rows over [cached context ; own block].
 
     Args:
         qkv: [N*B, (H + 2 Hkv) D] raw projections.
-        cos, sin: [positions, D/2] rotation tables; positions must reach lengths + B.
-        lengths: int64 [S] on the device; never read by the host.
-        keys, values: [S, Hkv, C, D], one layer of the cache (a view; the sequence stride may be larger).
+        cos, sin: [positions, D/2] rotation tables, equal strides; what lies beyond them is rotated as the last position.
+        lengths: int64 [S] on the device, of any stride; never read by the host.
+        keys, values: [S, Hkv, C, D], one layer of the cache (a view; the sequence stride may be larger). With `pages`
+            [P, Hkv, page, D], views of equal strides and a contiguous last dimension.
         out: [N*B, H*D], written.
         partial, stats: float32 scratch, see `partial_sizes`.
         splits: programs that share the context of one sequence and key head.
         slots: int64 [N] on the device, the cache row (and length) of every sequence; None: sequence n owns row n.
+        pages: integers [N, most pages] on the device: column c of sequence n is in page pages[n, c // page]. Not with `slots`.
 
     Returns:
         out.
     """
+    if pages is not None:
+        assert slots is None
+        assert keys.stride() == values.stride()
+        assert keys.stride(3) == pages.stride(1) == 1
     _, kv_heads, capacity, dim = keys.shape
     batch, heads = out.shape[0] // block, out.shape[1] // dim
     wide = qkv.element_size() == 4
@@ -198,11 +217,13 @@ def block_attention(
         qkv.device, STAGES, 2 * CONTEXT_TILE * 2 * half * qkv.element_size(), 2 * bq * 2 * half * qkv.element_size()
     )
     _attend[(kv_heads, batch, splits)](
-        qkv, q_norm, k_norm, cos, sin, lengths, slots, keys, values, out, partial, stats,
-        capacity, qkv.shape[1], keys.stride(0), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
+        qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
+        lengths.stride(0), cos.stride(0), cos.shape[0] - 1, 0 if pages is None else pages.stride(0), qkv.shape[1], keys.stride(0),
+        capacity * dim if pages is None else keys.stride(1), keys.stride(2), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
         HALF=half, BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",
-        SLOTS=slots is not None, DIRECT=splits == 1, AHEAD=AHEAD, num_warps=WARPS, num_stages=1 if wide else stages,
+        SLOTS=slots is not None, PAGE=0 if pages is None else capacity, DIRECT=splits == 1, AHEAD=AHEAD,
+        num_warps=WARPS, num_stages=1 if wide else stages,
         **dependent(_attend, qkv),
     )  # fmt: skip
     if splits > 1:

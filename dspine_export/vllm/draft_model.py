@@ -2,28 +2,37 @@
 
 vLLM's speculator stores the context's keys and values (`precompute_and_store_context_kv`), runs `forward` over one flattened block of
 1 anchor + T masks per request through vLLM's attention layers, and calls `sample_sequential`; all of it is recorded in one CUDA graph.
-Backbone and context come from vLLM's DFlash classes. What DSpine adds is in `block_injection`, `block_decoding` and `proposal`.
+Backbone and context come from vLLM's DFlash classes; where `fused_support` finds nothing against it, `fused_backbone` runs their weights
+on this package's kernels. What DSpine adds is in `block_injection`, `block_decoding` and `proposal`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM, DFlashQwen3Model
 
 from dspine_export.errors import UsageError
 from dspine_export.vllm.block_decoding import BlockDecoder, MessageSpace
 from dspine_export.vllm.block_injection import block_injection
 from dspine_export.vllm.drafter_sizes import drafter_config
+from dspine_export.vllm.fused_support import obstacle
 from dspine_export.vllm.injection_weights import FoldedInjection
 from dspine_export.vllm.proposal import Proposal
 from dspine_export.vllm.target_head import TargetHead
 from dspine_export.vllm.walk_hook import install_walk_hook
 from dspine_export.vllm.weight_names import canonical, is_injection
 
+if TYPE_CHECKING:
+    from dspine_export.vllm.fused_backbone import FusedBackbone
+
+_logger = logging.getLogger("vllm.dspine_export")
 # Float32 logits of a whole batch would be the largest buffer of the process; blocks are decoded so many requests at a time.
 REQUESTS_PER_PASS = 64
 
@@ -40,6 +49,37 @@ class DSpineBackbone(DFlashQwen3Model):  # type: ignore[misc]
         self.drafter = drafter_config(self.config)
         self.injection = FoldedInjection(self.drafter)
         self.block = 1 + vllm_config.speculative_config.num_speculative_tokens
+        self._sizes = (vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len)
+        self._fused: FusedBackbone | None = None
+        self._decided = False
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None = None) -> Tensor:
+        """`forward`, compiled by vLLM, or the same on this package's kernels."""
+        fused = self.fused() if input_embeds is None else None
+        states = None if fused is None else fused.run(input_ids, positions, get_forward_context().attn_metadata)
+        return super().__call__(input_ids, positions, input_embeds) if states is None else states
+
+    def fused(self) -> FusedBackbone | None:
+        """This package's kernels over this module's weights, decided at the first call, when weights and embedding are in place."""
+        if not self._decided:
+            self._decided = True
+            reason = obstacle(self, get_tensor_model_parallel_world_size())
+            if reason is None:
+                from dspine_export.vllm.fused_backbone import FusedBackbone
+
+                self._fused = FusedBackbone(self, *self._sizes)
+            else:
+                _logger.info("dspine: the drafter runs on vLLM's layers: %s", reason)
+        return self._fused
+
+    def precompute_and_store_context_kv(
+        self, context_states: Tensor, context_positions: Tensor, context_slot_mapping: Any = None
+    ) -> None:
+        """vLLM's, or the same with one launch behind the projection. No slots: only memory is measured."""
+        ready = context_slot_mapping is not None and hasattr(self, "_num_attn_layers")
+        fused = self.fused() if ready else None
+        if fused is None or not fused.store(context_states, context_positions, context_slot_mapping):
+            super().precompute_and_store_context_kv(context_states, context_positions, context_slot_mapping)
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None = None) -> Tensor:
         """States of the last layer before its injection, [rows, d], for rows of flattened blocks."""

@@ -1,0 +1,158 @@
+"""The drafter's layers and its context on this package's kernels, with vLLM's weights, rotation tables, cache and block tables as they are.
+
+Passes are made in eager calls, which precede every capture, and kept: a graph records the addresses of their buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dspine_kernels.attention import store_context
+from dspine_kernels.linear import FEW_ROWS
+from dspine_kernels.rows import rms_norm
+from torch import Tensor
+
+from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
+from dspine_export.vllm.backbone_pass import MOST_STATIC_ROWS, BackbonePass, Buffers, Geometry, LayerContext
+
+
+def packed_views(backbone: Any) -> PackedDrafter:
+    """vLLM's parameters by the names of our layers; nothing is copied, so weights that are overwritten in place are seen."""
+    injection, rotations = backbone.injection, backbone.layers[0].self_attn.rotary_emb.cos_sin_cache
+    cos, sin = rotations.chunk(2, dim=-1)
+    layers = tuple(_layer(layer, injection, index) for index, layer in enumerate(backbone.layers))
+    embedding = backbone.embed_tokens.weight
+    return PackedDrafter(
+        layers, backbone.fc.weight, backbone.hidden_norm.weight, backbone.norm.weight, injection.gates, injection.bias,
+        injection.token_table, None, None, embedding, embedding, cos, sin,
+    )  # fmt: skip
+
+
+def _layer(layer: Any, injection: Any, index: int) -> PackedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return PackedLayer(
+        input_norm=layer.input_layernorm.weight,
+        qkv=attention.qkv_proj.weight,
+        q_norm=attention.q_norm.weight,
+        k_norm=attention.k_norm.weight,
+        o=attention.o_proj.weight,
+        post_norm=layer.post_attention_layernorm.weight,
+        gate_up=mlp.gate_up_proj.weight,
+        down=mlp.down_proj.weight,
+        readout=injection.readout_weight(index),
+        write=injection.write_weight(index),
+        window=None,
+    )
+
+
+class FusedBackbone:
+    """Draft passes by number of requests, and the store of context rows.
+
+    Args:
+        backbone: vLLM's module; `fused_support.obstacle` found nothing against it.
+        requests: most requests of a pass. longest: positions that a request can reach.
+        few: most rows of our own products; measured.
+    """
+
+    def __init__(self, backbone: Any, requests: int, longest: int, few: int = FEW_ROWS) -> None:
+        self._backbone, self._requests = backbone, requests
+        self.geometry = Geometry(backbone.drafter, packed_views(backbone), backbone.block, longest, few)
+        static = min(max(requests * backbone.block, few), max(MOST_STATIC_ROWS, few))
+        self._buffers = Buffers(self.geometry, static)
+        self._passes: dict[int, BackbonePass] = {}
+        self._offsets: tuple[list[Any], Tensor] | None = None
+        self.last: BackbonePass | None = None
+
+    def run(self, input_ids: Tensor, positions: Tensor, metadata: Any) -> Tensor | None:
+        """States before the last injection, [N*B, d], in a buffer of this object; None: not a batch of whole blocks over a known cache.
+
+        Args:
+            metadata: vLLM's attention metadata by layer name; None while memory is measured.
+        """
+        self.last = None
+        rows, block = input_ids.shape[0], self.geometry.block
+        if rows == 0 or rows % block or not (metadata is None or isinstance(metadata, dict)):
+            return None
+        contexts = None if metadata is None else self._contexts(metadata, rows // block)
+        if metadata is not None and contexts is None:
+            return None
+        self.last = self._pass(rows // block)
+        return self.last.launch(input_ids, positions, contexts)
+
+    def store(self, states: Tensor, positions: Tensor, slots: Tensor | list[Tensor | None]) -> bool:
+        """Projects context states [R, d] and stores the rows of all layers; False: not done, the cache is not as the kernel needs it."""
+        backbone, slots_of_all = self._backbone, _the_same(slots)
+        caches = [layer.self_attn.attn.kv_cache for layer in backbone.layers]
+        offsets = None if slots_of_all is None else self._cache_offsets(caches)
+        if slots_of_all is None or offsets is None or states.shape[0] == 0:
+            return False
+        weights, eps = self.geometry.weights, self.geometry.config.rms_norm_eps
+        normed = rms_norm(states, weights.hidden_norm, eps, torch.empty_like(states))
+        rows = torch.mm(normed, backbone._fused_kv_weight.T)
+        keys, values = caches[0].chunk(2, dim=-1)
+        store_context(
+            rows, backbone._k_norm_weights, eps, weights.cos, weights.sin, positions, slots_of_all, keys, values, offsets
+        )  # fmt: skip
+        return True
+
+    def _pass(self, batch: int) -> BackbonePass:
+        found = self._passes.get(batch)
+        if found is not None:
+            return found
+        rows = batch * self.geometry.block
+        if rows > self._buffers.rows:
+            return BackbonePass(self.geometry, Buffers(self.geometry, rows), batch)
+        made = BackbonePass(self.geometry, self._buffers, batch)
+        if not _recording(made.x):
+            self._passes[batch] = made
+        return made
+
+    def _contexts(self, metadata: dict[str, Any], batch: int) -> list[LayerContext] | None:
+        found = []
+        for layer in self._backbone.layers:
+            attention = layer.self_attn.attn
+            cache, pages = attention.kv_cache, getattr(metadata[attention.layer_name], "block_table", None)
+            if not self._known(cache) or pages is None or pages.shape[0] < batch or pages.stride(1) != 1:
+                return None
+            keys, values = cache.chunk(2, dim=-1)
+            found.append(LayerContext(keys, values, pages))
+        return found
+
+    def _known(self, cache: Tensor) -> bool:
+        """Whether a layer's cache is [P, Hkv, page, 2 D], keys before values."""
+        config = self.geometry.config
+        return (
+            cache.ndim == 4
+            and cache.shape[1] == config.num_kv_heads
+            and cache.shape[3] == 2 * config.head_dim
+            and cache.stride(3) == 1
+            and cache.dtype == self.geometry.weights.embed_tokens.dtype
+        )
+
+    def _cache_offsets(self, caches: list[Tensor]) -> Tensor | None:
+        """Elements between the first layer's cache and each layer's, int64 [L] on the device."""
+        seen = [(cache.data_ptr(), cache.shape, cache.stride()) for cache in caches]
+        if self._offsets is not None and self._offsets[0] == seen:
+            return self._offsets[1]
+        first, alike = caches[0], {layout[1:] for layout in seen}
+        if len(alike) > 1 or not self._known(first) or _recording(first):
+            return None
+        size = first.element_size()
+        offsets = torch.tensor([(layout[0] - seen[0][0]) // size for layout in seen], device=first.device)
+        self._offsets = (seen, offsets)
+        return offsets
+
+
+def _the_same(slots: Tensor | list[Tensor | None]) -> Tensor | None:
+    """The slots of every layer, where all layers share them."""
+    if isinstance(slots, Tensor):
+        return slots
+    first = slots[0]
+    if first is None or any(one is None or one.data_ptr() != first.data_ptr() for one in slots):
+        return None
+    return first
+
+
+def _recording(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

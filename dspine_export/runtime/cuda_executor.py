@@ -10,6 +10,7 @@ One executor belongs to one thread. On the CPU, under Triton's interpreter, the 
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -131,6 +132,11 @@ class CudaExecutor:
         upload(wanted, lengths)
         wanted = wanted.clamp_min_(0).minimum(self._pool.lengths.index_select(0, index))
         self._pool.lengths.index_copy_(0, index, wanted)
+
+    def at_most(self, state: CudaState, lengths: Sequence[int], rows: Rows = None) -> None:
+        """Keeps the pool from reading lengths back when its own bounds, which grow by whole blocks, meet its capacity."""
+        for slot, length in zip(state.indices(rows), lengths, strict=True):
+            self._pool.bound(slot, length)
 
     def reset(self, state: CudaState, rows: Rows = None) -> None:
         slots = state.indices(rows)

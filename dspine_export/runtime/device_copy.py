@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,17 +13,26 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
-def to_host(values: Tensor) -> Callable[[], Tensor]:
-    """Queues the copy of `values`; the function returned waits for it, but not for what was queued afterwards."""
-    if values.device.type != "cuda":
-        return lambda: values
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
+class Arriving:
+    """A queued copy to the host."""
 
-    def wait() -> Tensor:
-        arrived.synchronize()
-        return host
+    def __init__(self, values: Tensor) -> None:
+        self._host, self._arrived = values, None
+        if values.device.type == "cuda":
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
 
-    return wait
+    _arrived: torch.cuda.Event | None
+
+    @property
+    def here(self) -> bool:
+        """Whether nobody would have to wait for it."""
+        return self._arrived is None or bool(self._arrived.query())
+
+    def wait(self) -> Tensor:
+        """The values on the host; does not wait for what was queued after them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host

@@ -16,6 +16,7 @@ empties a slot for the next sequence:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -72,6 +73,9 @@ class DrafterExecutor(Protocol):
 
     def truncate(self, state: Any, lengths: Tensor, rows: Rows = None) -> None:
         """Rolls every sequence back to lengths[n] committed tokens."""
+
+    def at_most(self, state: Any, lengths: Sequence[int], rows: Rows = None) -> None:
+        """The caller knows, without asking the device, that these slots hold at most lengths[n] tokens from now on."""
 
     def reset(self, state: Any, rows: Rows = None) -> None:
         """Forgets the sequences of these slots: they are empty again."""
@@ -158,6 +162,9 @@ class CachedExecutor(ABC):
                 raise UsageError("One length per row", where="truncate", got=list(lengths.shape), expected=len(index))
             lengths = state.lengths.index_copy(0, index, lengths)
         state.truncate(lengths)
+
+    def at_most(self, state: DraftState, lengths: Sequence[int], rows: Rows = None) -> None:  # noqa: B027
+        """Nothing to keep: `append_context` reads the lengths each time."""
 
     def reset(self, state: DraftState, rows: Rows = None) -> None:
         index = row_index(rows, state.batch, state.lengths.device)

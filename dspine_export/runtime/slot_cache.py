@@ -41,6 +41,10 @@ class SlotCache:
         """What one pass over the slots `rows` works on."""
         return SlotView(self, rows)
 
+    def queued_view(self, rows: Sequence[int], index: Tensor, lengths: Tensor, longest: int) -> QueuedView:
+        """The same where only the device knows how long the sequences are: index (the rows) and lengths int64 [N], none above `longest`."""
+        return QueuedView(self, rows, index, lengths, longest)
+
     def advance(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """Commits the first counts[n] tokens of the pass just made over slot rows[n]."""
         for row, count in zip(rows, counts, strict=True):
@@ -113,3 +117,22 @@ class SlotView:
         if self._range is not None:
             return attended.narrow(0, *self._range)
         return attended.index_select(0, self.index)
+
+
+class QueuedView(SlotView):
+    """A `SlotView` behind passes that have been queued but not read: lengths are the device's, the host knows an upper bound."""
+
+    def __init__(self, cache: SlotCache, rows: Sequence[int], index: Tensor, lengths: Tensor, longest: int) -> None:
+        super().__init__(cache, rows)
+        self.index, self._lengths, self._longest = index, lengths, longest
+
+    def reach(self, count: int) -> int:
+        return self._longest + count
+
+    def next_positions(self, count: int) -> Tensor:
+        capacity = self._cache.capacity
+        last = min(self._longest + count, capacity)
+        self._columns = min(-(-last // COLUMN_STEP) * COLUMN_STEP, capacity)
+        positions = self._lengths[:, None] + torch.arange(count, device=self._device)
+        # As in `SlotView`; also a sequence that has ended unseen runs on for a round.
+        return positions if self._longest + count <= capacity else positions.clamp_max_(capacity - 1)

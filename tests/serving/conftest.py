@@ -27,6 +27,13 @@ def tokenizer(tiny_pair: Pair) -> Any:
     return load_tokenizer(tiny_pair.target)
 
 
+@pytest.fixture(params=["in step", "ahead"])
+def pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether a round is read before the next one is queued, or behind it, as on a GPU."""
+    monkeypatch.setattr(SlotModels, "computes_ahead", request.param == "ahead")
+    return str(request.param)
+
+
 @pytest.fixture
 def serve(tiny: Opened, tokenizer: Any) -> Iterator[Serve]:
     """Starts an engine over a pair (the tiny one by default); closed after the test."""

@@ -25,10 +25,9 @@ def check(pair: Opened, prompt: list[int], completion: Completion, max_tokens: i
     compare_greedy(pair[0], prompt, completion.token_ids, max_new_tokens=max_tokens).require_equal(prompt)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_streams_that_come_and_go(tiny: Opened, serve: Serve, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("pace")
+def test_streams_that_come_and_go(tiny: Opened, serve: Serve) -> None:
     """16 clients, 4 slots, prompts around the chunk size, random pauses, a third of the requests sampled or cut short."""
-    monkeypatch.setattr(SlotModels, "computes_ahead", ahead)
     engine = serve(slots=4, chunk_tokens=16)
     done: dict[int, tuple[Request, Completion]] = {}
 
@@ -66,6 +65,7 @@ def _caught(run: object, number: int, errors: list[BaseException]) -> None:
         errors.append(error)
 
 
+@pytest.mark.usefixtures("pace")
 @pytest.mark.parametrize("kind", ["tiny", "dflash"])
 def test_any_number_of_draft_tokens(kind: str, serve: Serve, request: pytest.FixtureRequest) -> None:
     pair: Opened = request.getfixturevalue(kind)
@@ -91,6 +91,7 @@ def test_chunked_prompts(tiny: Opened, serve: Serve, chunk: int) -> None:
         check(tiny, prompt, completion, 6)
 
 
+@pytest.mark.usefixtures("pace")
 @pytest.mark.parametrize("few_shapes", [False, True])
 def test_full_acceptance_in_every_slot(bigram: Opened, serve: Serve, few_shapes: bool) -> None:
     """The drafter knows the target, so a context appended wrongly, or to another slot, would cost acceptance."""
@@ -106,6 +107,7 @@ def test_full_acceptance_in_every_slot(bigram: Opened, serve: Serve, few_shapes:
         assert completion.statistics.per_position_rates == [1.0] * (BIGRAM_BLOCK - 1)
 
 
+@pytest.mark.usefixtures("pace")
 def test_target_alone(tiny: Opened, serve: Serve) -> None:
     engine = serve((tiny[0], None))
     completion = engine.submit(Request(token_ids=[5, 6], max_tokens=9)).result(60)
@@ -113,6 +115,7 @@ def test_target_alone(tiny: Opened, serve: Serve) -> None:
     assert completion.statistics.drafts == 0
 
 
+@pytest.mark.usefixtures("pace")
 def test_limits_of_a_compiled_plan(bigram: Opened, serve: Serve) -> None:
     """At most two rows a call, and a context shorter than the text: drafting stops there, for that stream alone."""
     executor = bigram[1]
@@ -130,6 +133,7 @@ def test_limits_of_a_compiled_plan(bigram: Opened, serve: Serve) -> None:
         executor.max_context = executor.max_batch = None
 
 
+@pytest.mark.usefixtures("pace")
 @pytest.mark.parametrize("few_shapes", [False, True])
 def test_output_is_cut_at_the_longest_sequence(tiny: Opened, serve: Serve, few_shapes: bool) -> None:
     engine = serve(max_seq_len=40)
@@ -140,6 +144,7 @@ def test_output_is_cut_at_the_longest_sequence(tiny: Opened, serve: Serve, few_s
     assert completion.token_ids == generate_plain(tiny[0], prompt, max_new_tokens=10, eos_ids=[]).token_ids
 
 
+@pytest.mark.usefixtures("pace")
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
 def test_sampled_tokens_depend_on_the_seed_alone(serve: Serve, top_p: float) -> None:
     engine = serve(slots=6, chunk_tokens=16)
@@ -154,6 +159,26 @@ def test_sampled_tokens_depend_on_the_seed_alone(serve: Serve, top_p: float) -> 
     assert alone[0] != alone[1] != alone[2]
     for handle in crowd:
         handle.result(60)
+
+
+def test_both_paces_bring_the_same(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens, and what was drafted for them: rounds queued behind unread ones know all that matters."""
+    done = []
+    for ahead in (False, True):
+        monkeypatch.setattr(SlotModels, "computes_ahead", ahead)
+        engine = serve(slots=3, chunk_tokens=16)
+        asked = [(0.0, None), (0.7, None), (0.0, 1), (1.1, 2), (0.9, 0), (0.0, None)]
+        handles = [
+            engine.submit(
+                Request(
+                    token_ids=random_prompt(n), max_tokens=5 + 4 * n, temperature=heat, num_draft_tokens=count, seed=n
+                )
+            )
+            for n, (heat, count) in enumerate(asked)
+        ]
+        found = [handle.result(60) for handle in handles]
+        done.append([(one.token_ids, one.finish_reason, one.statistics, one.near_ties) for one in found])
+    assert done[0] == done[1]
 
 
 def test_the_example_of_a_chat(serve: Serve) -> None:

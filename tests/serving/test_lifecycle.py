@@ -20,7 +20,7 @@ from dspine_export.runtime.serving.outcomes import (
     UnavailableError,
 )
 from dspine_export.runtime.serving.request import Request
-from dspine_export.runtime.serving.slot_models import SlotModels
+from dspine_export.runtime.serving.slot_models import QueuedRound, SlotModels
 from tests.runtime.conftest import Opened
 from tests.serving.conftest import MAX_SEQ_LEN, Serve, random_prompt
 
@@ -38,17 +38,18 @@ class Gate:
     """Holds the engine's rounds while closed."""
 
     def __init__(self, engine: Engine) -> None:
-        self._open, self._round = threading.Event(), engine.models.round
-        engine.models.round = self  # type: ignore[method-assign, assignment]
+        self._open, self._queue = threading.Event(), engine.models.queue
+        engine.models.queue = self  # type: ignore[method-assign, assignment]
 
-    def __call__(self, streams: Any, *rest: Any) -> Any:
+    def __call__(self, streams: Any) -> Any:
         assert self._open.wait(60)
-        return self._round(streams, *rest)
+        return self._queue(streams)
 
     def open(self) -> None:
         self._open.set()
 
 
+@pytest.mark.usefixtures("pace")
 def test_cancellation_frees_the_slot(serve: Serve) -> None:
     engine = serve(slots=1)
     gate = Gate(engine)
@@ -65,6 +66,7 @@ def test_cancellation_frees_the_slot(serve: Serve) -> None:
     assert counts["requests"]["cancelled"] == 2 and counts["requests"]["ok"] == 1 and counts["slots_in_use"] == 0
 
 
+@pytest.mark.usefixtures("pace")
 def test_deadlines_in_the_queue_and_in_a_slot(serve: Serve) -> None:
     engine = serve(slots=1, limits={"default_deadline_seconds": 0.15})
     gate = Gate(engine)
@@ -80,6 +82,7 @@ def test_deadlines_in_the_queue_and_in_a_slot(serve: Serve) -> None:
     assert engine.snapshot()["requests"]["deadline"] == 2
 
 
+@pytest.mark.usefixtures("pace")
 def test_overload_is_said_at_once(serve: Serve) -> None:
     engine = serve(slots=1, max_queue=2)
     gate = Gate(engine)
@@ -159,26 +162,31 @@ def _explode() -> Any:
     raise RuntimeError("exploded")
 
 
-@pytest.mark.parametrize("step", ["round", "commit"])
-def test_a_round_that_raises(serve: Serve, step: str) -> None:
+@pytest.mark.usefixtures("pace")
+@pytest.mark.parametrize("step", ["queue", "read", "commit"])
+def test_a_round_that_raises(serve: Serve, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = serve()
-    original, failing = getattr(engine.models, step), set[int]()
+    owner, name = (QueuedRound, "read") if step == "read" else (SlotModels, step)
+    original = getattr(owner, name)
 
-    def sometimes(streams: Any, *rest: Any) -> Any:
+    def sometimes(self: Any, *rest: Any) -> Any:
+        streams = self.streams if step == "read" else rest[0]
         if any(stream.prompt == [50] and len(stream.sequence.tokens) > 3 for stream in streams):
             _explode()
-        return original(streams, *rest)
+        return original(self, *rest)
 
-    setattr(engine.models, step, sometimes)
+    want = engine.submit(Request(token_ids=[7], max_tokens=12, ignore_eos=True)).result(30).token_ids
+    monkeypatch.setattr(owner, name, sometimes)
     handles = [engine.submit(Request(token_ids=[first], max_tokens=12, ignore_eos=True)) for first in (50, 7)]
     with pytest.raises(ServingError, match="exploded"):
         handles[0].result(30)
-    if step == "round":  # nothing was committed, so the others had another attempt
-        assert len(handles[1].result(30).token_ids) == 12
-    assert not failing and engine.healthy
+    if step != "commit":  # nothing was committed, so the others had another attempt
+        assert handles[1].result(30).token_ids == want
+    assert engine.healthy
     assert engine.submit(Request(token_ids=[7], max_tokens=3)).result(30)
 
 
+@pytest.mark.usefixtures("pace")
 def test_models_that_fail_for_good(serve: Serve) -> None:
     engine = serve()
     engine.models.target.verify, verify = lambda *_: _explode(), engine.models.target.verify  # type: ignore[method-assign]
@@ -195,6 +203,7 @@ def test_models_that_fail_for_good(serve: Serve) -> None:
         engine.models.target.verify = verify  # type: ignore[method-assign]
 
 
+@pytest.mark.usefixtures("pace")
 def test_values_that_are_not_finite(serve: Serve) -> None:
     """The stream is told, and the slot is clean for the next one."""
     engine = serve(slots=1)
@@ -222,6 +231,7 @@ def test_a_sink_that_raises_costs_its_own_events_only(serve: Serve) -> None:
     assert bad.wait(30) and engine.healthy
 
 
+@pytest.mark.usefixtures("pace")
 def test_text_that_raises_is_this_streams_alone(serve: Serve) -> None:
     engine = serve()
     decode = engine._admission._decoding_tokenizer.decode
@@ -241,6 +251,7 @@ def test_text_that_raises_is_this_streams_alone(serve: Serve) -> None:
     assert engine.healthy and engine.slots_in_use == 0
 
 
+@pytest.mark.usefixtures("pace")
 def test_draining(serve: Serve) -> None:
     engine = serve(slots=2)
     handles = [engine.submit(Request(token_ids=[n], max_tokens=20)) for n in range(1, 6)]
@@ -250,6 +261,7 @@ def test_draining(serve: Serve) -> None:
         engine.submit(Request(token_ids=[1]))
 
 
+@pytest.mark.usefixtures("pace")
 def test_closing_at_once(serve: Serve) -> None:
     engine = serve(slots=1)
     gate = Gate(engine)
@@ -271,6 +283,7 @@ def test_an_idle_engine_does_not_spin(serve: Serve) -> None:
     assert engine.submit(Request(token_ids=[1], max_tokens=2)).result(30)
 
 
+@pytest.mark.usefixtures("pace")
 def test_figures_add_up(serve: Serve) -> None:
     engine = serve(warm_up=True, slots=3)
     handles = [
@@ -296,10 +309,9 @@ def test_figures_add_up(serve: Serve) -> None:
         assert 0 <= completion.queue_seconds <= completion.first_token_seconds <= completion.seconds
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_clients_that_change_their_minds(serve: Serve, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("pace")
+def test_clients_that_change_their_minds(serve: Serve) -> None:
     """Cancelled, expired and refused requests among ordinary ones: everything is answered once, and nothing is left behind."""
-    monkeypatch.setattr(SlotModels, "computes_ahead", ahead)
     engine = serve(slots=3, max_queue=12, chunk_tokens=16)
     rng, handles, refused = random.Random(0), [], 0
     for number in range(40):

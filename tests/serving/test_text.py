@@ -69,6 +69,7 @@ def test_streamed_pieces_are_the_text(serve: Serve, tokenizer: Any, seed: int) -
     assert all(event.text for event in events[:-1]) and all(isinstance(event, Piece) for event in events[:-1])
 
 
+@pytest.mark.usefixtures("pace")
 @pytest.mark.parametrize("drafts", [None, 0, 1])
 def test_a_stop_word_ends_a_stream(serve: Serve, drafts: int | None) -> None:
     engine = serve()

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dspine_export.runtime.serving.clock import SECTIONS, Section
+from dspine_export.runtime.serving.clock import SECTIONS, RoundTime, Section
 from dspine_export.runtime.serving.outcomes import OUTCOMES, Outcome
 
 
 @dataclass
 class RoundTimes:
-    """Rounds of one batch size that held no prompt: how many, seconds in all and seconds of them in the models."""
+    """Rounds of one batch size.
+
+    Attributes:
+        rounds, seconds, model_seconds: of those that directly followed another (`clock.RoundTime`).
+        turns, host_seconds: of the loop that read such a round and ran no prompt; what they took without waiting for the device and,
+            where models run inside their calls, without the models. waits: turns that did wait, so that the device had the next round
+            before it was done with this one.
+    """
 
     rounds: int = 0
     seconds: float = 0.0
     model_seconds: float = 0.0
+    turns: int = 0
+    host_seconds: float = 0.0
+    waits: int = 0
 
-    @property
-    def serving_share(self) -> float:
-        """The part of a round that is not model time."""
-        return 1 - self.model_seconds / self.seconds if self.seconds else 0.0
+    def to_json(self) -> dict[str, float]:
+        """Sums and, as `serving_share`, the part of a round that is not model time."""
+        share = 1 - self.model_seconds / self.seconds if self.seconds else 0.0
+        return {**vars(self), "serving_share": share}
 
 
 @dataclass
@@ -36,7 +46,7 @@ class Counters:
         accepted_lengths: sequence rounds by committed tokens, index 0 .. B (0: ended by a stop word in what came before).
         near_ties: greedy choices within `tolerance.NEAR_TIE`, where they are counted.
         model_seconds: by section. serving_seconds: the loop's time outside the models, idle time left out.
-        batches: times of rounds without a prompt, by batch size.
+        batches: times of rounds, by batch size.
     """
 
     requests: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
@@ -69,19 +79,27 @@ class Counters:
             self.accepted_lengths += [0] * (committed + 1 - len(self.accepted_lengths))
             self.accepted_lengths[committed] += 1
 
-    def loop(self, seconds: float, model: Mapping[Section, float], batch: int, *, prompts: bool) -> None:
-        """One turn of the loop: a round over `batch` sequences (0: none), with or without pieces of prompts before it."""
-        inside = sum(model.values())
+    def loop(self, seconds: float, model: Mapping[Section, float], rounds: Iterable[RoundTime]) -> None:
+        """One turn of the loop, with the model time and the rounds that have ended since the last one."""
         with self._lock:
             for name, value in model.items():
                 self.model_seconds[name] += value
-            self.serving_seconds += seconds - inside
-            self.rounds += batch > 0
-            if batch and not prompts:
-                times = self.batches.setdefault(batch, RoundTimes())
+            self.serving_seconds += seconds - sum(model.values())
+            for done in rounds:
+                times = self.batches.setdefault(done.sequences, RoundTimes())
                 times.rounds += 1
-                times.seconds += seconds
-                times.model_seconds += inside
+                times.seconds += done.seconds
+                times.model_seconds += done.model_seconds
+
+    def turn(self, batch: int, host_seconds: float, *, waited: bool, prompts: bool) -> None:
+        """The loop has read a round over `batch` sequences."""
+        with self._lock:
+            self.rounds += 1
+            if not prompts:
+                times = self.batches.setdefault(batch, RoundTimes())
+                times.turns += 1
+                times.host_seconds += host_seconds
+                times.waits += waited
 
     def first_token(self, prompt_tokens: int) -> None:
         """A prompt is in the cache and has yielded its token."""
@@ -104,8 +122,5 @@ class Counters:
                 "near_ties": self.near_ties,
                 "model_seconds": dict(self.model_seconds),
                 "serving_seconds": self.serving_seconds,
-                "batches": {
-                    size: {"rounds": t.rounds, "seconds": t.seconds, "serving_share": t.serving_share}
-                    for size, t in sorted(self.batches.items())
-                },
+                "batches": {size: times.to_json() for size, times in sorted(self.batches.items())},
             }

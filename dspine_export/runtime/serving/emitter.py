@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dspine_export.errors import DspineError
@@ -55,15 +55,15 @@ class Emitter:
 
     def __init__(self, counters: Callable[[], Counters]) -> None:
         self._counters = counters
-        self._jobs: queue.SimpleQueue[Committed | Ended | threading.Event | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Sequence[Committed | Ended] | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="dspine-emitter", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, job: Committed | Ended) -> None:
-        """Hands a job over; from the loop's thread."""
-        self._jobs.put(job)
+    def put(self, jobs: Sequence[Committed | Ended]) -> None:
+        """Hands over what a turn has brought; from the loop's thread."""
+        self._jobs.put(jobs)
 
     def flush(self) -> None:
         """Waits until everything handed over before has been said."""
@@ -79,11 +79,13 @@ class Emitter:
             self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if isinstance(job, threading.Event):
-                job.set()
-            elif not job.stream.stopped:
-                self._say(job)
+        while (jobs := self._jobs.get()) is not None:
+            if isinstance(jobs, threading.Event):
+                jobs.set()
+                continue
+            for job in jobs:
+                if not job.stream.stopped:
+                    self._say(job)
 
     def _say(self, job: Committed | Ended) -> None:
         if isinstance(job, Ended):

@@ -1,7 +1,10 @@
 """Continuous batching: who waits, who has a slot, and what one turn of the loop does.
 
-A turn drops what was cancelled or has expired, gives free slots to those who wait, runs at most one budget of prompt tokens, and then one
+A turn drops what was cancelled or has expired, gives free slots to those who wait, runs at most one budget of prompt tokens, and one
 draft-verify round for every stream that has its first token. Streams join before any turn and leave after it.
+
+Where the models compute ahead, the round is queued before the round of the turn before is read: the device goes on to it while the host
+takes, counts and says what that one has brought. Streams that turn out to have ended are in one round too many, whose tokens are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from dspine_export.runtime.serving.outcomes import (
     OverloadedError,
     ServingError,
 )
-from dspine_export.runtime.serving.slot_models import SlotModels
+from dspine_export.runtime.serving.slot_models import Checked, QueuedRound, SlotModels
 from dspine_export.runtime.serving.stream import Stream
 
 LOG = logging.getLogger(__name__)
@@ -50,7 +53,8 @@ class Scheduler:
         self._running: list[Stream] = []
         self._waiting: deque[Stream] = deque()
         self._lock = threading.Lock()
-        self._unsaid: deque[Committed | Ended] = deque()
+        self._unsaid: list[Committed | Ended] = []
+        self._queued: deque[QueuedRound] = deque()  # oldest first
 
     @property
     def queue_depth(self) -> int:
@@ -74,16 +78,74 @@ class Scheduler:
 
     def turn(self) -> None:
         """One turn of the loop. Raises BrokenError when the models fail even a request that cannot be at fault."""
-        started = time.perf_counter()
+        started, clock = time.perf_counter(), self.models.clock
         self._drop_given_up()
         self._admit()
+        if self.models.computes_ahead or self._queued:
+            prompts, batch = self._turn_ahead()
+        else:
+            prompts, batch = self._turn_in_step()
+        if not self._queued:
+            self._say()  # no round follows that would
+        seconds, model, waited = time.perf_counter() - started, clock.take(), clock.take_waited()
+        if self.idle or not (batch or self._queued):
+            clock.rest()
+        self.counters.loop(seconds, model, clock.take_rounds())
+        if batch:
+            host = seconds - waited - (sum(model.values()) if clock.runs_inside else 0.0)
+            self.counters.turn(batch, host, waited=waited > 0, prompts=prompts)
+
+    def _turn_in_step(self) -> tuple[bool, int]:
+        """Prompts, then a round; whether there were prompts, and the streams of the round."""
         prompts = self._prefill()
         batch = _by_slot(stream for stream in self._running if not stream.remaining_prompt)
         if batch:
             self._isolated(batch, self._round_part)
-        if not (batch and self._running and self.models.computes_ahead):  # no round follows that would say it
-            self._say()
-        self.counters.loop(time.perf_counter() - started, self.models.clock.take(), len(batch), prompts=prompts)
+        return prompts, len(batch)
+
+    def _turn_ahead(self) -> tuple[bool, int]:
+        """A round is queued, then prompts, then the round before is read; returns as above, with the streams of the round read."""
+        batch = self._next_round()
+        size = len(self._queued[0].streams) if self._queued else 0
+        if self._queued and not (self.models.computes_ahead and self.models.foresees(batch)):
+            self._read()
+            batch = self._next_round()
+        if batch and self.models.computes_ahead:
+            self._queue(batch)
+        self._say()
+        prompts = self._prefill()
+        while len(self._queued) > bool(batch):
+            self._read()
+        if self._queued and all(stream.slot < 0 for stream in self._queued[-1].streams):  # nobody is left to read it
+            self._queued.clear()
+        return prompts, size
+
+    def _next_round(self) -> list[Stream]:
+        """Streams that go on whatever the rounds bring that were queued."""
+        return _by_slot(s for s in self._running if not s.remaining_prompt and s.sequence.remaining > s.unread)
+
+    def _queue(self, streams: Sequence[Stream]) -> None:
+        """Queues a round. When that raises, these streams go on one by one, from what the rounds before have brought."""
+        try:
+            self._queued.append(self.models.queue(streams))
+        except Exception:
+            LOG.exception("queueing a round of %d failed", len(streams))
+            while self._queued:
+                self._read()
+            self._one_by_one(streams, self._round_part)
+
+    def _read(self) -> None:
+        """Takes the oldest round queued. When the device failed, what was queued behind it is void as well."""
+        try:
+            rows = self._queued[0].read()
+        except Exception:
+            LOG.exception("a queued round failed")
+            streams = {stream: None for queued in self._queued for stream in queued.streams}
+            self._queued.clear()
+            self._one_by_one(list(streams), self._round_part)
+            return
+        self._take(self._queued.popleft().streams, rows)
+        self._sweep()
 
     def fail_all(self, error: DspineError) -> None:
         """Ends every stream, waiting or running, with `error`."""
@@ -93,12 +155,14 @@ class Scheduler:
             with suppress(Exception):  # broken models cannot be told to forget a slot
                 self._fail(stream, error)
         self._running = []
+        self._queued.clear()
         self._say()
 
     def _say(self) -> None:
         """Hands over what passes have brought: while the device computes the next one, where it can be so."""
-        while self._unsaid:
-            self.emitter.put(self._unsaid.popleft())
+        if self._unsaid:
+            said, self._unsaid = self._unsaid, []
+            self.emitter.put(said)
 
     def _drop_given_up(self) -> None:
         now = time.monotonic()
@@ -161,9 +225,14 @@ class Scheduler:
                 self._fail(stream, _not_finite(), erase=True)
 
     def _round_part(self, streams: Sequence[Stream]) -> None:
-        rows = self.models.round(streams, self._say)
+        self._take(streams, self.models.round(streams))
+
+    def _take(self, streams: Sequence[Stream], rows: Sequence[Checked]) -> None:
+        """What a round has brought to those of its streams that still run."""
+        pairs = [(stream, row) for stream, row in zip(streams, rows, strict=True) if stream.slot >= 0]
+        streams, rows = [stream for stream, _ in pairs], [row for _, row in pairs]
         kept: list[list[int]] = []
-        for stream, row in zip(streams, rows, strict=True):
+        for stream, row in pairs:
             kept.append(stream.commit(row.tokens) if row.finite else [])
             if not row.finite:
                 self._fail(stream, _not_finite(), erase=True)
@@ -194,11 +263,15 @@ class Scheduler:
             if len(streams) == 1:
                 self._blame(streams[0], error)
             else:
-                self.models.restore([stream for stream in streams if stream.slot >= 0])
-                for stream in streams:
-                    if stream.slot >= 0:
-                        self._isolated([stream], run)
+                self._one_by_one(streams, run)
         self._sweep()
+
+    def _one_by_one(self, streams: Sequence[Stream], run: Callable[[Sequence[Stream]], None]) -> None:
+        """For each of those that still run, from where the host knows them to be."""
+        self.models.restore([stream for stream in streams if stream.slot >= 0])
+        for stream in streams:
+            if stream.slot >= 0:
+                self._isolated([stream], run)
 
     def _blame(self, stream: Stream, error: Exception) -> None:
         """Ends a stream whose pass raised, and finds out whether the models still work."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from dspine_export.runtime.generation import FinishReason, RunningSequence
@@ -23,7 +24,7 @@ class Stream:
         expires_at: on the monotonic clock, None for never.
         slot: of both caches, -1 while it waits. prefilled: prompt tokens already in the target's cache.
         anchor: its last token, not yet run through the target.
-        uniforms: the current round's random numbers.
+        unread: rounds that have been queued for it and whose tokens are not committed yet.
     """
 
     handle: Handle
@@ -39,12 +40,13 @@ class Stream:
     slot: int = -1
     prefilled: int = 0
     anchor: int = -1
-    uniforms: Uniforms | None = None
+    unread: int = 0
     near_ties: int = 0
     stopped: bool = False
     admitted_at: float = 0.0
     first_token_at: float = 0.0
     emitted: list[int] = field(default_factory=list)
+    _drawn: deque[Uniforms] = field(default_factory=deque)
     _unsent: list[int] = field(default_factory=list)
 
     @property
@@ -55,15 +57,17 @@ class Stream:
     def remaining_prompt(self) -> int:
         return len(self.prompt) - self.prefilled
 
-    def begin_round(self) -> Uniforms:
-        """This round's random numbers; the same again while the round has not been completed."""
-        if self.uniforms is None:
-            self.uniforms = self.draws.round()
-        return self.uniforms
+    def next_uniforms(self) -> Uniforms:
+        """Random numbers of the round behind those unread; the same again until that round has been committed."""
+        while len(self._drawn) <= self.unread:
+            self._drawn.append(self.draws.round())
+        return self._drawn[self.unread]
 
     def commit(self, tokens: list[int]) -> list[int]:
         """Takes a round's tokens (the last is the next anchor) up to an end token or the limit; returns those that were kept."""
-        self.anchor, self.uniforms = tokens[-1], None
+        self.anchor = tokens[-1]
+        if self._drawn:
+            self._drawn.popleft()
         if not self.first_token_at:
             self.first_token_at = time.monotonic()
         return tokens[: self.sequence.take(tokens)]

@@ -3,6 +3,7 @@
     python -m tools.acceptance_lab train   --target TARGET --corpus corpus.xz --out LAB --arms a b c d e f g h --steps 2000
     python -m tools.acceptance_lab measure --target TARGET --out LAB --prompts tests/data/prompts/*.jsonl
     python -m tools.acceptance_lab exact   --target TARGET --out LAB --prompts tests/data/prompts/*.jsonl
+    python -m tools.acceptance_lab slots   --target TARGET --out LAB --prompts tests/data/prompts/*.jsonl
     python -m tools.acceptance_lab compare --out LAB --result tools/results/acceptance_b8.json
 
 Every arm has a folder of its own and whatever is there is not done again, so work may come in slices: `train` stops after
@@ -17,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from tools.training.arms import ARMS
+from tools.training.arms import ARMS, LADDER
 from tools.training.lab_compare import compare
 from tools.training.lab_measure import exact, measure
+from tools.training.lab_slots import slots
 from tools.training.lab_train import train
 
 
@@ -28,7 +30,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     _train_arguments(commands.add_parser("train", help="train arms in lock-step").add_argument)
-    for name, text in (("measure", "acceptance in the draft-verify loop"), ("exact", "the loop against plain decoding")):
+    looks = {
+        "measure": "acceptance in the draft-verify loop", "exact": "the loop against plain decoding",
+        "slots": "expected acceptance of every slot at temperature 1",
+    }  # fmt: skip
+    for name, text in looks.items():
         add = commands.add_parser(name, help=text).add_argument
         _common_arguments(add)
         add("--prompts", type=Path, nargs="+", required=True, help="prompt files; the name of a file is the name of its set")
@@ -36,6 +42,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         add("--max-new-tokens", type=int, default=256)
         add("--rows", type=int, default=1024, help="sequences decoded at once")
         add("--only", nargs="+", choices=sorted(ARMS), help="arms to look at")
+        add("--seeds", type=int, nargs="+", help="seeds to look at")
+        add("--candidates", type=int, nargs="*", default=[], help="other numbers of candidates to measure lattices with as well")
         add("--draws", type=int, default=2000, help="draws per prefix of the chi-square test")
     add = commands.add_parser("compare", help="tables and intervals from the measured arms").add_argument
     add("--out", type=Path, nargs="+", required=True, help="lab folders; arms of one letter are pooled")
@@ -54,9 +62,10 @@ def _common_arguments(add: Callable[..., object]) -> None:
 def _train_arguments(add: Callable[..., object]) -> None:
     _common_arguments(add)
     add("--corpus", type=Path, required=True, help="file written by tools.write_corpus")
-    add("--arms", nargs="+", choices=sorted(ARMS), default=sorted(ARMS))
+    add("--arms", nargs="+", choices=sorted(ARMS), default=list(LADDER), help="an arm learns the same whatever the others beside it")
     add("--seeds", type=int, nargs="+", default=[1], help="one training after the other; arms of one seed train together")
     add("--steps", type=int, default=2000)
+    add("--init", type=Path, help="start every arm from this checkpoint instead of fresh weights")
     add("--fit-seconds", type=float, help="lower --steps, early and for all arms alike, to what this time allows")
     add("--slice-seconds", type=float, help="stop after this time and keep the state for the next slice")
     add("--sequences", type=int, default=64, help="sequences per step")
@@ -79,7 +88,7 @@ def _train_arguments(add: Callable[..., object]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run one command."""
     arguments = parse_arguments(argv)
-    {"train": train, "measure": measure, "exact": exact, "compare": compare}[arguments.command](arguments)
+    {"train": train, "measure": measure, "exact": exact, "slots": slots, "compare": compare}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 from tools.training.lab_files import read_json
 
 COLOURS = {"a": "#8c8c8c", "b": "#b58900", "c": "#2aa198", "d": "#268bd2", "e": "#d33682", "f": "#e39ac0", "g": "#b07aa1", "h": "#f0c0d8"}
+COLOURS |= {"k": "#6c3483", "l": "#a569bd"}
 SETTINGS = (("t0", "temperature 0"), ("t1_public", "temperature 1"))
 
 
@@ -26,7 +27,7 @@ def survival(axis: Any, result: dict[str, Any]) -> None:
     """Share of calls whose first i drafted tokens were all kept, temperature 0."""
     for letter, arm in result["arms"].items():
         kept = arm["t0"]["kept_per_slot"]
-        width, style = (2.4, "-") if letter == "e" else (1.3, "--" if letter in "fgh" else "-")
+        width, style = (2.4, "-") if letter == "e" else (1.3, "--" if letter in "fghkl" else "-")
         label = f"{letter}  {arm['title']}"
         axis.plot(range(1, len(kept) + 1), kept, style, color=COLOURS[letter], lw=width, marker="o", ms=3, label=label)
     axis.set(xlabel="position in the block", ylabel="share of calls kept up to here", ylim=(0, 1), title="Survival, temperature 0")

@@ -8,17 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from dspine_export.checkpoint.load import open_checkpoint
 from tools import acceptance_lab
-from tools.training import lab_measure
-from tools.training.arms import ARMS, Starts, arm_shape
+from tools.training import lab_measure, lab_slots
+from tools.training.arms import ARMS, LADDER, Starts, arm_shape
 from tools.training.bootstrap import Resampler, pooled
 from tools.training.data import Corpus, load_corpus
-from tools.training.drafter import DrafterShape
+from tools.training.drafter import DrafterShape, DraftPass
 from tools.training.graph_optimiser import GraphOptimiser
 from tools.training.lockstep import make_inputs, ordered_batches
+from tools.training.objective import Objective, ObjectiveConfig, Targets
 from tools.training.optimiser import advance, build_optimisers
 from tools.training.target import Target
 
@@ -33,7 +35,8 @@ def lab(*words: object) -> None:
 
 def fake_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [("one", [1, 5, 9]), ("one", [1, 7, 30, 44, 8]), ("two", [4, 4, 61]), ("two", [9, 3, 50])]
-    monkeypatch.setattr(lab_measure, "load_prompt_sets", lambda a: ([n for n, _ in sets], [p for _, p in sets]))
+    for module in (lab_measure, lab_slots):
+        monkeypatch.setattr(module, "load_prompt_sets", lambda a: ([n for n, _ in sets], [p for _, p in sets]))
 
 
 def test_train_measure_compare(target_dir: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +50,21 @@ def test_train_measure_compare(target_dir: Path, corpus: Corpus, tmp_path: Path,
     measured = [*where, "--prompts", "unused", "--max-new-tokens", 12]
     lab("measure", *measured)
     lab("exact", *measured, "--only", "e", "--draws", 60)
+    lab("slots", *measured, "--only", *"cde")
     lab("compare", "--out", tmp_path / "lab", "--result", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
-    assert list(result["arms"]) == sorted(ARMS)
+    assert list(result["arms"]) == list(LADDER)
     assert result["exactness"]["e1"]["greedy"]["equal"] == 4
     assert result["bar"]["t0"]["best_ancestor"] in "bcd"
+    slots = result["slots_at_temperature_1"]
+    assert slots.keys() == {"c1", "d1", "e1"}
+    for name, kind in (("c1", "markov"), ("d1", "lattice, K=16"), ("e1", "lattice, K=64")):
+        assert len(slots[name][kind]) == 4
+        assert all(0 < value <= 1 for value in slots[name][kind])
+    assert slots["e1"]["lattice, K=16"] < slots["e1"]["mass of K=16"] < slots["e1"]["mass of K=64"]
     assert {"value", "low", "high"} == set(result["bar"]["t1"]["e-a"])
     assert result["arms"]["a"]["t0"]["per_set"].keys() == {"one", "two"}
-    texts = {json.dumps(result["arms"][letter]["t0"]["distinct_1_to_4"]) for letter in ARMS}
+    texts = {json.dumps(result["arms"][letter]["t0"]["distinct_1_to_4"]) for letter in LADDER}
     assert len(texts) == 1, "at temperature 0 every arm commits the same text"
 
 
@@ -70,6 +80,78 @@ def test_slices_give_the_same_weights(target_dir: Path, corpus: Corpus, tmp_path
             tmp_path / "sliced" / name / "drafter.safetensors"
         ).read_bytes()
     assert not list((tmp_path / "sliced").glob("state*"))
+
+
+def test_split_arms_learn_what_they_learn_together(target_dir: Path, corpus: Corpus, tmp_path: Path) -> None:
+    corpus.save(tmp_path / "corpus.pt")
+    where = ["--target", target_dir, *COMMON, "--corpus", tmp_path / "corpus.pt", *SIZES, *HEADS, "--steps", 3]
+    lab("train", *where, "--out", tmp_path / "joint", "--arms", *"acel")
+    for letters in ("ca", "le"):
+        lab("train", *where, "--out", tmp_path / "split", "--arms", *letters)
+    for letter in "acel":
+        one, two = (tmp_path / kind / f"{letter}1" / "drafter.safetensors" for kind in ("joint", "split"))
+        assert one.read_bytes() == two.read_bytes(), letter
+
+
+def test_variants_and_other_numbers_of_candidates(
+    target_dir: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_prompts(monkeypatch)
+    corpus.save(tmp_path / "corpus.pt")
+    where = ["--target", target_dir, "--out", tmp_path / "lab", *COMMON]
+    lab("train", *where, "--corpus", tmp_path / "corpus.pt", *SIZES, *HEADS, "--steps", 2, "--arms", *"acekl")
+    measured = [*where, "--prompts", "unused", "--max-new-tokens", 10]
+    lab("measure", *measured, "--only", *"ac", "--seeds", 1)
+    lab("measure", *measured)
+    before = json.loads((tmp_path / "lab/e1/measured.json").read_text())
+    lab("measure", *measured, "--candidates", 8)
+    after = json.loads((tmp_path / "lab/e1/measured.json").read_text())
+    assert after.keys() - before.keys() == {"t0_k8", "t1_k8"}
+    assert all(after[name] == value for name, value in before.items())
+    assert "t1_k8" not in json.loads((tmp_path / "lab/c1/measured.json").read_text())
+    (tmp_path / "lab/a2").mkdir()  # an arm whose measuring was cut off is left out
+    for name in ("arm.json", "measured.json"):
+        content = json.loads((tmp_path / "lab/a1" / name).read_text())
+        content.pop("t1", None)
+        (tmp_path / "lab/a2" / name).write_text(json.dumps(content))
+    lab("compare", "--out", tmp_path / "lab", "--result", tmp_path / "result.json")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["arms"]["a"]["seeds"] == [1]
+    assert result["bar"]["t1_k8"]["proposals"] == {"a": "t1", "c": "t1", "e": "t1_k8", "k": "t1_k8", "l": "t1_k8"}
+    assert result["variants"]["l"]["t1_public"]["best_ancestor"] == "c"
+    assert {"k-a", "k-c", "k-e", "k-best"} <= result["variants"]["k"]["t0"].keys()
+
+
+def test_training_goes_on_from_a_checkpoint(target_dir: Path, corpus: Corpus, tmp_path: Path) -> None:
+    corpus.save(tmp_path / "corpus.pt")
+    where = ["--target", target_dir, *COMMON, "--corpus", tmp_path / "corpus.pt", *SIZES, *HEADS, "--arms", "e"]
+    lab("train", *where, "--out", tmp_path / "first", "--steps", 2)
+    ready = tmp_path / "first/e1/checkpoint"
+    lab("train", *where, "--out", tmp_path / "second", "--steps", 1, "--init", ready, "--lr", 1e-9)
+    old, new = (load_file(tmp_path / kind / "e1/drafter.safetensors") for kind in ("first", "second"))
+    for name, value in old.items():
+        torch.testing.assert_close(new[name], value, atol=1e-6, rtol=1e-2)
+    with pytest.raises(SystemExit, match="cannot be continued"):
+        lab("train", *where, "--out", tmp_path / "third", "--steps", 1, "--init", ready, "--message-size", 4)
+
+
+def test_whole_target_counts_what_the_candidates_miss(target: Target, shape: DrafterShape) -> None:
+    drafter = Starts(target, shape.rank).build(shape, 1)
+    rows, generator = 5, torch.Generator().manual_seed(2)
+    hidden = torch.randn(1, 1, rows + 1, shape.hidden_size, generator=generator)
+    output = DraftPass(drafter.norm(hidden), hidden, [])
+    teacher = torch.rand(rows, shape.vocab_size, generator=generator).softmax(-1)
+    targets = Targets(torch.arange(rows), torch.arange(rows) + 1, torch.ones(rows), teacher)
+    candidates = torch.arange(40, 45).expand(rows, -1)  # no label among them: no CE
+    losses = [
+        Objective(ObjectiveConfig(whole=whole), target.head)._refinement(drafter, output, candidates, targets)[0]
+        for whole in (False, True)
+    ]
+    q = torch.zeros_like(teacher)
+    refined = drafter.refine(hidden[0, 0, 1:], targets.predecessors).float()
+    q[:, 40:45] = (refined @ target.head[40:45].float().T).softmax(-1)
+    torch.testing.assert_close(losses[1], 0.9 * (q - teacher).abs().sum(-1), atol=1e-5, rtol=1e-4)
+    assert (losses[1] > losses[0]).all()
 
 
 def test_arms_start_from_one_backbone(target: Target, shape: DrafterShape) -> None:
@@ -103,9 +185,9 @@ def test_batches_and_choices_follow_the_seed(corpus: Corpus) -> None:
         return [t for step in range(start, 4) for t in make_inputs(next(source), 3, 5, step, 0.5, 0.1, 0.2).tensors()]
 
     whole = first(0)
-    for one, two in zip(whole[-7:], first(3), strict=True):
+    for one, two in zip(whole[-8:], first(3), strict=True):
         assert torch.equal(one, two)
-    assert {t.shape[1] for t in whole[::7]} <= {32, 64}
+    assert {t.shape[1] for t in whole[::8]} <= {32, 64}
 
 
 def test_compressed_corpus(corpus: Corpus, tmp_path: Path) -> None:

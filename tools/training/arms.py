@@ -3,6 +3,8 @@
 All arms share the backbone's shape and its initial weights. "bidirectional" is DFlash as published; everything after it is causal. The
 ancestors' heads sit on unshifted slots (DSpark's own slots are shifted by one), so that an arm differs from the next in its head only.
 Rank 128 tables on both sides hold as many numbers per vocabulary row as DSpine's folded token table [V, 2m] with m = 128.
+
+`LADDER` is what the bar compares. `VARIANTS` are DSpine with a changed recipe, trained on the same blocks and reported beside it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ class Arm:
     align: bool = False
     head: str = ""
     ce_weight: float = 0.1  # the rest is L1
+    top_k: int = 0  # candidates, where the arm has its own number
+    fade: bool = False  # the alignment loss falls to 0 over the second half of the run
+    whole: bool = False  # the refinement learns p itself on the candidates, not p renormalised on them
 
     @property
     def drafts_by(self) -> str:
@@ -46,17 +51,21 @@ ARMS = {
     "f": Arm("f", "DSpine without injection", refine=True, align=True),
     "g": Arm("g", "DSpine without refinement", inject=True, align=True),
     "h": Arm("h", "DSpine without alignment", inject=True, refine=True),
+    "k": Arm("k", "DSpine, fading alignment, whole p", inject=True, refine=True, align=True, fade=True, whole=True),
+    "l": Arm("l", "k with 64 candidates", inject=True, refine=True, align=True, fade=True, whole=True, top_k=64),
 }
+LADDER, VARIANTS = "abcdefgh", "kl"
 
 
 def arm_shape(arm: Arm, base: DrafterShape, head_rank: int) -> DrafterShape:
     """``base`` with the arm's switches."""
-    return replace(base, causal=arm.causal, inject=arm.inject, head=arm.head, head_rank=head_rank if arm.head else 0)
+    top_k, head_rank = arm.top_k or base.top_k, head_rank if arm.head else 0
+    return replace(base, causal=arm.causal, inject=arm.inject, head=arm.head, head_rank=head_rank, top_k=top_k)
 
 
 def arm_objective(arm: Arm) -> ObjectiveConfig:
     """The public objective with the arm's switches."""
-    config = ObjectiveConfig(ce_weight=arm.ce_weight, refine=arm.refine, align=arm.align)
+    config = ObjectiveConfig(ce_weight=arm.ce_weight, refine=arm.refine, align=arm.align, whole=arm.whole)
     return config if arm.inject else replace(config, replacement=0.0)
 
 

@@ -6,6 +6,9 @@ the best of b, c, d is reported whatever its sign. The goal, +27.8 % over (a), i
 At temperature 1 a proposal is drawn from q where the method has a joint q (Markov head, lattice) and is the best choice of every slot where
 it has none ("t1_public": the bar's reading). An arm without a joint q can also draw every slot on its own from the
 whole vocabulary; "t1_best" gives every arm the better of its two ways and is the stricter comparison. Both verdicts are reported.
+
+"t1_k64" and the like: arms with a lattice draft over that many candidates, from the same weights; the others draft as always. Variants of
+DSpine's recipe are compared as e is, under "variants", and decide nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from tools.training.arms import ARMS
+from tools.training.arms import ARMS, VARIANTS
 from tools.training.bootstrap import Resampler, pooled
-from tools.training.lab_files import ARM_FILE, EXACT, MEASURED, read_json, write_json
+from tools.training.lab_files import ARM_FILE, EXACT, MEASURED, SLOTS, read_json, write_json
 from tools.training.lab_measure import SETTINGS
 
 GOAL = 0.278
@@ -32,8 +35,10 @@ def compare(a: argparse.Namespace) -> None:
     described: dict[str, list[dict[str, Any]]] = {}
     exactness: dict[str, Any] = {}
     for folder in sorted(path.parent for out in a.out for path in out.glob(f"*/{MEASURED}")):
-        arm = read_json(folder / ARM_FILE)
-        measured.setdefault(arm["letter"], []).append(read_json(folder / MEASURED))
+        arm, run = read_json(folder / ARM_FILE), read_json(folder / MEASURED)
+        if not run.keys() >= SETTINGS.keys():  # a slice ended meanwhile
+            continue
+        measured.setdefault(arm["letter"], []).append(run)
         described.setdefault(arm["letter"], []).append(arm)
         if (folder / EXACT).is_file():
             exactness[folder.name] = read_json(folder / EXACT)
@@ -50,12 +55,16 @@ def compare(a: argparse.Namespace) -> None:
     for letter, runs in measured.items():
         entry: dict[str, Any] = {"title": ARMS[letter].title, "seeds": [d["seed"] for d in described[letter]]}
         entry |= {"trained_numbers": described[letter][0]["trained_numbers"]}
-        result["arms"][letter] = entry | {setting: _setting(resampler, runs, setting, first["sets"]) for setting in SETTINGS}
-    result["bar"] = {setting: _bar(resampler, measured, setting) for setting in (*SETTINGS, "t1_public", "t1_best")}
+        both = (*SETTINGS, *_more(runs))
+        result["arms"][letter] = entry | {setting: _setting(resampler, runs, setting, first["sets"]) for setting in both}
+    bars = (*SETTINGS, "t1_public", "t1_best", *_more(measured.get("e", ())))
+    result["bar"] = {setting: _bar(resampler, measured, setting, "e") for setting in bars}
+    result["variants"] = {v: {s: _bar(resampler, measured, s, v) for s in bars} for v in VARIANTS if v in measured}
     for name, hot in (("dspine_passes", "t1_public"), ("dspine_passes_stricter", "t1_best")):
         passed = [_above(result["bar"][s].get("e-a")) for s in ("t0", hot)]
         result[name] = None if None in passed else all(passed)
     result["exactness"] = exactness
+    result["slots_at_temperature_1"] = {p.parent.name: read_json(p) for out in a.out for p in sorted(out.glob(f"*/{SLOTS}"))}
     trained = [read_json(path) for out in a.out for path in sorted(out.glob(f"*/{ARM_FILE}"))]
     result["final_training_losses"] = {d["letter"] + str(d["seed"]): d["log"][-1] for d in trained}
     result["trained_not_measured"] = {d["letter"]: d["title"] for d in trained if d["letter"] not in measured}
@@ -69,6 +78,11 @@ def _training(described: Runs) -> dict[str, Any]:
     steps = sorted({(d["letter"], d["steps"]) for runs in described.values() for d in runs})
     together = sorted({"".join(d["trained_together"]) for runs in described.values() for d in runs})
     return {**{key: first[key] for key in keys}, "steps_of_arms": dict(steps), "trained_together": together, "shape": first["shape"]}
+
+
+def _more(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Settings beyond the usual ones that all runs of an arm have, "t1_k64" say."""
+    return sorted(name for name in (runs[0] if runs else {}) if "_k" in name and all(name in run for run in runs))
 
 
 def _setting(resampler: Resampler, runs: Sequence[dict[str, Any]], setting: str, sets: Sequence[str]) -> dict[str, Any]:
@@ -101,32 +115,34 @@ def _shares(counts: Any, total: Any) -> list[float]:
     return (counts / np.maximum(total, 1)).round(4).tolist()
 
 
-def _bar(resampler: Resampler, measured: Runs, setting: str) -> dict[str, Any]:
-    """Differences of e to every other arm; "e-best" is to the best of b, c, d."""
+def _bar(resampler: Resampler, measured: Runs, setting: str, one: str) -> dict[str, Any]:
+    """Differences of the arm ``one`` to every other; "e-best" is to the best of b, c, d."""
     arms, used = {}, {}
     for letter, runs in measured.items():
-        ways = _ways(letter, setting)
+        ways = _ways(letter, setting, runs)
         options = {way: pooled([run[way]["answers"] for run in runs]) for way in ways}
         used[letter] = max(options, key=lambda way: resampler.tau(*options[way])[0])
         arms[letter] = options[used[letter]]
-    if "e" not in arms:
+    if one not in arms:
         return {}
     table: dict[str, Any] = {"proposals": used}
     for letter in arms:
-        if letter != "e":
-            table[f"e-{letter}"] = asdict(resampler.difference(arms["e"], arms[letter]))
-            table[f"e/{letter}-1"] = asdict(resampler.gain(arms["e"], arms[letter]))
+        if letter != one:
+            table[f"{one}-{letter}"] = asdict(resampler.difference(arms[one], arms[letter]))
+            table[f"{one}/{letter}-1"] = asdict(resampler.gain(arms[one], arms[letter]))
     ancestors = {letter: resampler.tau(*arms[letter])[0] for letter in "bcd" if letter in arms}
     if ancestors:
         best = max(ancestors, key=lambda letter: ancestors[letter])
-        table |= {"best_ancestor": best, "e-best": table[f"e-{best}"]}
+        table |= {"best_ancestor": best, f"{one}-best": table[f"{one}-{best}"]}
     if "a" in arms:
-        table["goal_reached"] = bool(table["e/a-1"]["value"] >= GOAL)
+        table["goal_reached"] = bool(table[f"{one}/a-1"]["value"] >= GOAL)
     return table
 
 
-def _ways(letter: str, setting: str) -> tuple[str, ...]:
+def _ways(letter: str, setting: str, runs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """The measured settings an arm may count with."""
+    if "_k" in setting:
+        return (setting if setting in _more(runs) else setting.split("_k")[0],)
     if setting == "t1_public":
         return ("t1_argmax",) if ARMS[letter].drafts_by == "unary" else ("t1",)
     return ("t1", "t1_argmax") if setting == "t1_best" else (setting,)
@@ -144,10 +160,11 @@ def _print(result: dict[str, Any]) -> None:
             cells.append(f"{setting} {tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]")
         extra = f"no loops {arm['t0']['tau_without_loops']['value']:.3f}, oracle {arm['t0']['oracle_tau']:.3f}"
         print(f"{letter} {arm['title']:34s} {'  '.join(cells)}  {extra}")
-    for setting, table in result["bar"].items():
-        for pair in ("e-a", "e/a-1", "e-best"):
-            if pair in table:
-                print(setting, pair, table.get("best_ancestor", "") if pair == "e-best" else "", table[pair])
+    for one, bars in {"e": result["bar"], **result["variants"]}.items():
+        for setting, table in bars.items():
+            for pair in (f"{one}-a", f"{one}/a-1", f"{one}-best"):
+                if pair in table:
+                    print(setting, pair, table.get("best_ancestor", "") if pair.endswith("best") else "", table[pair])
     print("DSpine passes:", result["dspine_passes"], "stricter:", result["dspine_passes_stricter"])
 
 

@@ -15,8 +15,8 @@ from tools.training.checkpoint import save_drafter
 from tools.training.drafter import DrafterShape, TrainDrafter
 from tools.training.lockstep import Learner
 
-WEIGHTS, ARM_FILE, MEASURED, EXACT = "drafter.safetensors", "arm.json", "measured.json", "exact.json"
-SERVABLE = "abe"  # arms that are a DFlash or a DSpine drafter and nothing else
+WEIGHTS, ARM_FILE, MEASURED, EXACT, SLOTS = "drafter.safetensors", "arm.json", "measured.json", "exact.json", "slots.json"
+SERVABLE = "abekl"  # arms that are a DFlash or a DSpine drafter and nothing else
 
 
 def is_trained(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tools.training.arms import ARMS, Starts, arm_objective, arm_shape
+from tools.training.checkpoint import load_drafter
 from tools.training.data import Corpus, load_corpus
-from tools.training.drafter import DrafterShape, _Attention, norm_rotate
+from tools.training.drafter import DrafterShape, TrainDrafter, _Attention, norm_rotate
 from tools.training.graph_optimiser import GraphOptimiser
 from tools.training.lab_files import is_trained, save_arm
 from tools.training.lockstep import Learner, LockStep, make_inputs, ordered_batches
@@ -47,6 +49,17 @@ def tap_scale(target: Target, corpus: Corpus, a: argparse.Namespace) -> Tensor:
     return tapped[inside].float().square().mean(0).sqrt().clamp_min(1e-3)
 
 
+def start_from(drafter: TrainDrafter, folder: Path, target: Target, scale: Tensor) -> None:
+    """Take the weights of the checkpoint ``folder``, whose sizes must be the drafter's (the number of candidates is no size)."""
+    ready = load_drafter(folder, target)
+    if replace(ready.shape, top_k=drafter.shape.top_k) != drafter.shape:
+        raise SystemExit(f"{folder} cannot be continued: it holds {ready.shape}, this run trains {drafter.shape}")
+    drafter.load_state_dict(ready.state_dict())
+    with torch.no_grad():  # the checkpoint's fc reads raw taps
+        drafter.fc.weight.mul_(scale)
+        drafter.tap_scale.copy_(scale)
+
+
 class Run:
     """The training of one seed: learners, where they stand, what was logged."""
 
@@ -56,7 +69,10 @@ class Run:
         self.learners = []
         for letter in letters:
             drafter = starts.build(arm_shape(ARMS[letter], base, a.head_rank), seed)
-            drafter.tap_scale.copy_(scale)
+            if a.init is None:
+                drafter.tap_scale.copy_(scale)
+            else:
+                start_from(drafter, a.init, self.target, scale)
             config = arm_objective(ARMS[letter])
             objective = Objective(config, self.target.head, compiled=gpu and not a.no_compile, candidates=config.refine)
             self.learners.append(Learner(ARMS[letter], seed, drafter, objective, GraphOptimiser(drafter, a.lr)))
@@ -91,8 +107,10 @@ class Run:
         while self.step < self.steps:
             progress = self.step / self.steps
             alignment, replacement = replaced_until.schedule(progress)
-            rate = learning_rate(self.step, self.steps, self.a.warmup)
-            self.lock.step(make_inputs(next(batches), self.a.anchors, self.seed, self.step, replacement, alignment, rate))
+            if self.a.init is not None:
+                replacement = 0.0  # a help for the first steps only
+            rate, left = learning_rate(self.step, self.steps, self.a.warmup), ObjectiveConfig.left(progress)
+            self.lock.step(make_inputs(next(batches), self.a.anchors, self.seed, self.step, replacement, alignment, rate, left))
             self.step += 1
             if self.step % WINDOW == 0 or self.step == self.steps:
                 self._report(self.seconds + time.monotonic() - began)

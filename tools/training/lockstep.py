@@ -53,9 +53,11 @@ class Inputs:
     replaced: Tensor  # bool [N, M]
     alignment: Tensor  # fp32 scalar
     factor: Tensor  # fp32 scalar, learning rate over its peak
+    left: Tensor  # fp32 scalar, what is left of a fading alignment
 
     def tensors(self) -> list[Tensor]:
-        return [self.batch.ids, self.batch.prompts, self.batch.lengths, self.anchors, self.replaced, self.alignment, self.factor]
+        batch = self.batch
+        return [batch.ids, batch.prompts, batch.lengths, self.anchors, self.replaced, self.alignment, self.factor, self.left]
 
     def copy_(self, other: Inputs) -> None:
         for own, new in zip(self.tensors(), other.tensors(), strict=True):
@@ -146,7 +148,8 @@ class LockStep:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             context = drafter.context(shared.scaled, shared.context_rope)
             output = drafter.run(shared.embedded, context, shared.ids, shared.block_rope, bias, replaced)
-            loss, metrics = learner.objective(drafter, output, shared.targets, inputs.alignment)
+            alignment = inputs.alignment * inputs.left if learner.arm.fade else inputs.alignment
+            loss, metrics = learner.objective(drafter, output, shared.targets, alignment)
         gradients = torch.autograd.grad(loss, learner.optimiser.parameters, allow_unused=True)
         learner.optimiser.step(gradients, inputs.factor)
         for name, value in {"loss": loss.detach(), **metrics}.items():
@@ -183,9 +186,11 @@ class LockStep:
         self.graphs[width].replay()
 
 
-def make_inputs(batch: Batch, anchors: int, seed: int, step: int, replacement: float, alignment: float, factor: float) -> Inputs:
-    """The random choices of step ``step``, a function of the seed and the step alone."""
+def make_inputs(
+    batch: Batch, anchors: int, seed: int, step: int, replacement: float, alignment: float, factor: float, left: float = 1.0
+) -> Inputs:
+    """The random choices of step ``step``, a function of the seed and the step alone: not of the arms that learn together."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     positions = sample_anchors(batch, anchors, generator)
     replaced = torch.rand(positions.shape, generator=generator) < replacement
-    return Inputs(batch, positions, replaced, torch.tensor(alignment), torch.tensor(factor))
+    return Inputs(batch, positions, replaced, torch.tensor(alignment), torch.tensor(factor), torch.tensor(left))

@@ -1,7 +1,7 @@
 """The public DSpine objective on a batch of blocks.
 
     backbone     0.1 CE(label) + 0.9 |p_draft - p_target|_1                     over the whole vocabulary
-    refinement   the same on the K candidates, scored with the TRUE predecessor; p_target renormalised on the candidates
+    refinement   the same on the K candidates, scored with the TRUE predecessor; p_target renormalised on the candidates (or as it is)
     alignment    1 - cos(phi_l(h_i), code of the token at slot i)               every layer, scaled by the detached CE, warmed up
 
 Each slot i counts exp(-(i-1)/7). The head is large, so its loss and the gradients of its inputs are computed together, a chunk of rows
@@ -42,12 +42,18 @@ class ObjectiveConfig:
     decay: float = 7.0
     refine: bool = True
     align: bool = True
+    whole: bool = False  # the refinement's L1 is to p itself, where the proposal is 0 off the candidates
 
     def schedule(self, progress: float) -> tuple[float, float]:
         """(alignment weight, replacement probability) at ``progress`` in [0, 1]."""
         warm = min(progress / self.alignment_warmup, 1.0) if self.alignment_warmup else 1.0
         left = (self.replacement_end - progress) / (self.replacement_end - self.replacement_hold)
         return self.alignment_weight * warm, self.replacement * min(max(left, 0.0), 1.0)
+
+    @staticmethod
+    def left(progress: float) -> float:
+        """What is left at ``progress`` of an alignment loss that falls to 0 over the second half of the run."""
+        return min(2 * (1 - progress), 1.0)
 
 
 class Targets(NamedTuple):
@@ -161,6 +167,20 @@ class _HeadLoss(torch.autograd.Function):
         return (grad * gradient.to(ctx.dtype), grad * tail[0] if tail else None, None, None, None, None, None)
 
 
+def candidate_scores(drafter: TrainDrafter, output: DraftPass, candidates: Tensor, predecessors: Tensor, head: Tensor) -> Tensor:
+    """fp32 scores [R, K] of ``candidates`` [R, K] after the tokens ``predecessors`` [R]: refinement, or an ancestor's pair head."""
+    extra: Tensor | float = 0.0
+    if drafter.pair is None:
+        queries = drafter.refine(output.pre_injection[..., 1:, :].flatten(0, -2), predecessors)
+    else:
+        queries = output.hidden[..., 1:, :].flatten(0, -2)
+        query = drafter.pair.query(queries, predecessors)
+        extra = (query.float()[:, None] * drafter.pair.following_rows(candidates).float()).sum(-1)
+    choices = F.embedding(candidates, head).float()  # [R, K, d]
+    with torch.autocast(queries.device.type, enabled=False):
+        return torch.einsum("rd,rkd->rk", queries.float(), choices) + extra
+
+
 class Objective:
     """The loss of one step; ``compiled`` fuses the vocabulary-wide arithmetic (worth it on a GPU only).
 
@@ -204,28 +224,17 @@ class Objective:
         self, drafter: TrainDrafter, output: DraftPass, candidates: Tensor, targets: Targets
     ) -> tuple[Tensor, Tensor]:
         """Loss [R] on the candidates with the true predecessor, and whether the best candidate is the label."""
-        queries, extra = self._conditioned(drafter, output, candidates, targets.predecessors)
-        choices = F.embedding(candidates, self.head).float()  # [R, K, d]
-        with torch.autocast(queries.device.type, enabled=False):
-            scores = torch.einsum("rd,rkd->rk", queries.float(), choices) + extra
+        scores = candidate_scores(drafter, output, candidates, targets.predecessors, self.head)
         log_p, teacher = scores.log_softmax(-1), targets.teacher.gather(-1, candidates).float()
         mass = teacher.sum(-1, keepdim=True)
         covered = candidates == targets.labels[:, None]  # the label may be missing: then there is no CE, only the shape
         ce = -(log_p * covered).sum(-1)
-        l1 = (log_p.exp() - teacher / mass.clamp_min(1e-30)).abs().sum(-1) * (mass[:, 0] > SMALLEST_MASS)
+        if self.config.whole:
+            l1 = (log_p.exp() - teacher).abs().sum(-1) + 1 - mass[:, 0]
+        else:
+            l1 = (log_p.exp() - teacher / mass.clamp_min(1e-30)).abs().sum(-1) * (mass[:, 0] > SMALLEST_MASS)
         right = candidates.gather(-1, scores.argmax(-1, keepdim=True))[:, 0] == targets.labels
         return self.config.ce_weight * ce + (1 - self.config.ce_weight) * l1, right
-
-    @staticmethod
-    def _conditioned(
-        drafter: TrainDrafter, output: DraftPass, candidates: Tensor, predecessors: Tensor
-    ) -> tuple[Tensor, Tensor | float]:
-        """States [R, d] to score candidates with, and what else the candidates score, [R, K] or 0."""
-        if drafter.pair is None:
-            return drafter.refine(output.pre_injection[..., 1:, :].flatten(0, -2), predecessors), 0.0
-        rows = output.hidden[..., 1:, :].flatten(0, -2)
-        query = drafter.pair.query(rows, predecessors)
-        return rows, (query.float()[:, None] * drafter.pair.following_rows(candidates).float()).sum(-1)
 
     @staticmethod
     def _alignment(drafter: TrainDrafter, output: DraftPass, labels: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from dspine_export.model.injection import inject, predicted_feature
 from dspine_export.model.transition import predecessor_ids, walk
-from dspine_export.vllm.fused_messages import fused_messages
+from dspine_export.vllm.fused_messages import fused_messages, skinny_write
 from dspine_export.vllm.injection_weights import FoldedInjection
 from dspine_export.vllm.target_head import TargetHead
 
@@ -70,18 +70,22 @@ class BlockDecoder:
     count: int
     tables: MessageSpace | None = None
 
-    def decode(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def decode(
+        self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws, sums: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Drafts one block per sequence into `draws.tokens`.
 
         Args:
             pre_injection: [N*B, d], the last layer's states before its injection.
             anchor_ids: int64 [N].
+            sums: float32 [T, N*B], parts of the sums of squares of few rows, where the kernel that made them left some.
 
         Returns:
             candidate_ids int64 [N, T, K] and q float32 [N, T, K], the very rows walked (one-hot where greedy).
         """
-        run = self._fused if pre_injection.is_cuda else self._eager
-        return run(pre_injection, anchor_ids, draws)
+        if pre_injection.is_cuda:
+            return self._fused(pre_injection, anchor_ids, draws, sums)
+        return self._eager(pre_injection, anchor_ids, draws)
 
     def _eager(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         weights, pre = self.injection, pre_injection.view(-1, self.block, pre_injection.shape[-1])
@@ -107,27 +111,17 @@ class BlockDecoder:
             pre, receiver_gate, message, gate, candidate_ids, write, self.norm_weight, self.eps
         )
 
-    def _fused(self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        from dspine_kernels.rows import write_and_norm
-
+    def _fused(
+        self, pre_injection: Tensor, anchor_ids: Tensor, draws: Draws, sums: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         weights, write = self.injection, self.injection.write_weight(-1)
         rows, m, device = pre_injection.shape[0], write.shape[1], pre_injection.device
         receiver = torch.empty(rows, m, device=device)
         z, read = fused_messages(
-            pre_injection,
-            self._tables().read,
-            weights.gates,
-            weights.bias,
-            weights.token_table,
-            anchor_ids,
-            self.block,
-            receiver,
-        )
+            pre_injection, self._tables().read, weights.gates, weights.bias, weights.token_table, anchor_ids, self.block, receiver
+        )  # fmt: skip
         pull = read[:, weights.rank :]  # Wr^T of the states
-        injected, normed = torch.empty_like(pre_injection), torch.empty_like(pre_injection)
-        squares, update = torch.empty(rows, device=device), torch.mm(z, write.T)
-        write_and_norm(pre_injection, update, self.norm_weight, self.eps, self.block, injected, normed, squares)
-        candidate_ids = self.head.fused_candidates(normed, self.block, self.count)
+        squares, candidate_ids = self._fused_candidates(pre_injection, z, write, sums)
         if self.head.shards > 1:  # rows of the head live on other ranks
             pre, gates = (x.view(-1, self.block, x.shape[-1])[:, 1:] for x in (pre_injection, receiver))
             scores = self._score(pre, gates.to(pre.dtype), anchor_ids, candidate_ids)
@@ -135,6 +129,21 @@ class BlockDecoder:
             draws.tokens.copy_(tokens)
             return candidate_ids, q
         return candidate_ids, self._fused_walk(pre_injection, squares, pull, receiver, anchor_ids, candidate_ids, draws)
+
+    def _fused_candidates(
+        self, pre_injection: Tensor, z: Tensor, write: Tensor, sums: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The last injection and candidates. Parts of the sums of squares of pre_injection float32 [T, N*B], ids int64 [N, T, K]"""
+        from dspine_kernels.rows import write_and_norm
+
+        rows, gain, device = pre_injection.shape[0], self.norm_weight, pre_injection.device
+        if sums is not None and sums.shape[1] == rows:
+            scaled, squares = skinny_write(pre_injection, z, write, sums, gain, self.block)
+            return sums, self.head.fused_candidates(scaled, self.block, self.count, squares, self.eps)
+        injected, normed = torch.empty_like(pre_injection), torch.empty_like(pre_injection)
+        squares, update = torch.empty(rows, device=device), torch.mm(z, write.T)
+        write_and_norm(pre_injection, update, gain, self.eps, self.block, injected, normed, squares)
+        return squares.view(1, -1), self.head.fused_candidates(normed, self.block, self.count)
 
     def _fused_walk(
         self, pre_injection: Tensor, squares: Tensor, pull: Tensor, receiver: Tensor, anchor_ids: Tensor,
@@ -147,7 +156,7 @@ class BlockDecoder:
         scores = torch.empty(batch, slots, count, count, device=pre_injection.device)
         q = torch.empty_like(scores[:, :, 0])
         transition_scores(
-            pre_injection, squares.view(1, -1), pull, receiver, anchor_ids, candidate_ids, self.injection.token_table,
+            pre_injection, squares, pull, receiver, anchor_ids, candidate_ids, self.injection.token_table,
             tables.scores, tables.gram, self.norm_weight, self.head.weight, self.eps, draws.temperature, draws.uniforms,
             scores, scratch, self.block,
         )  # fmt: skip

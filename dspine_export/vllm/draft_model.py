@@ -30,6 +30,7 @@ from dspine_export.vllm.walk_hook import install_walk_hook
 from dspine_export.vllm.weight_names import canonical, is_injection
 
 if TYPE_CHECKING:
+    from dspine_export.vllm.backbone_pass import BackbonePass
     from dspine_export.vllm.fused_backbone import FusedBackbone
 
 _logger = logging.getLogger("vllm.dspine_export")
@@ -71,6 +72,11 @@ class DSpineBackbone(DFlashQwen3Model):  # type: ignore[misc]
             else:
                 _logger.info("dspine: the drafter runs on vLLM's layers: %s", reason)
         return self._fused
+
+    @property
+    def last_pass(self) -> BackbonePass | None:
+        """The pass that made the states which the last call returned; None: vLLM's layers did."""
+        return None if self._fused is None else self._fused.last
 
     def precompute_and_store_context_kv(
         self, context_states: Tensor, context_positions: Tensor, context_slot_mapping: Any = None
@@ -123,12 +129,14 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
             True: the step is done.
         """
         decoder, proposal = self._prepare(speculator)
+        own = self.model.last_pass
         block, ids = decoder.block, speculator.input_buffers.input_ids
         for start in range(0, num_reqs, REQUESTS_PER_PASS):
             stop = min(start + REQUESTS_PER_PASS, num_reqs)
             rows = slice(start * block, stop * block)
             draws = proposal.draws(start, stop)
-            candidate_ids, q = decoder.decode(head_hidden[rows], ids[rows][::block].long(), draws)
+            anchors, sums = (ids[rows][::block].long(), None) if own is None else (own.anchor_ids[start:stop], own.sums)
+            candidate_ids, q = decoder.decode(head_hidden[rows], anchors, draws, sums)
             proposal.publish(start, stop, draws, candidate_ids, q)
         return True
 

@@ -61,17 +61,47 @@ def _product(rows: int, columns: int, depth: int, dtype: torch.dtype, device: to
     return plan, Workspace.for_plans([(plan, rows, columns)], device)
 
 
-def skinny_logits(normed: Tensor, weight: Tensor, block: int) -> tuple[Tensor, Tensor, int]:
-    """Float32 logits of few rows, and the largest key of every tile of them for all rows but the first of every block.
+def skinny_write(
+    hidden: Tensor, z: Tensor, write: Tensor, sums: Tensor, norm_weight: Tensor, block: int
+) -> tuple[Tensor, Tensor]:
+    """The write of few rows, and the norm behind it but for its division.
 
-    normed [N*B, d], weight [V, d] -> logits [N*B, V], keys int64 [N*(B-1), tiles], logits per tile.
+    Args:
+        hidden: [N*B, d]; z: [N*B, m] gated messages; write: [d, m].
+        sums: float32 [T, N*B], parts of the sums of squares of `hidden`.
+
+    Returns:
+        The injected rows times `norm_weight` [N*B, d], and parts of their sums of squares without it, float32 [T, N*B].
     """
     from dspine_kernels.linear import linear
 
-    rows = normed.shape[0]
+    rows, width = hidden.shape
+    plan, workspace = _product(rows, *write.shape, hidden.dtype, hidden.device)
+    injected, scaled = torch.empty_like(hidden), torch.empty_like(hidden)
+    squares = torch.empty(plan.tiles(width), rows, device=hidden.device)
+    linear(
+        z, write, injected, plan, workspace, norm_width=width, write=True, block=block, residual=hidden, squares=sums,
+        gain=norm_weight, scaled=scaled, squares_out=squares,
+    )  # fmt: skip
+    return scaled, squares
+
+
+def skinny_logits(
+    normed: Tensor, weight: Tensor, block: int, squares: Tensor | None = None, eps: float = 0.0
+) -> tuple[Tensor, Tensor, int]:
+    """Float32 logits of few rows, and the largest key of every tile of them for all rows but the first of every block.
+
+    normed [N*B, d], weight [V, d] -> logits [N*B, V], keys int64 [N*(B-1), tiles], logits per tile. With squares and eps normed is what
+    `skinny_write` returns.
+    """
+    from dspine_kernels.linear import linear
+
+    rows, width = normed.shape
     plan, workspace = _product(rows, *weight.shape, normed.dtype, normed.device)
     logits = torch.empty(rows, weight.shape[0], device=normed.device)
     slots = rows // block * (block - 1)
     keys = torch.empty(slots, plan.tiles(weight.shape[0]), dtype=torch.int64, device=normed.device)
-    linear(normed, weight, logits, plan, workspace, keys=keys, block=block)
+    linear(
+        normed, weight, logits, plan, workspace, keys=keys, block=block, squares=squares, norm_width=width, eps=eps
+    )  # fmt: skip
     return logits, keys, plan.weight_rows

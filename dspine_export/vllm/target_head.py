@@ -64,16 +64,18 @@ class TargetHead:
         ids = select_candidates(logits, count, settle_ties=not logits.is_cuda)
         return self._merge(logits, ids)
 
-    def fused_candidates(self, normed: Tensor, block: int, count: int) -> Tensor:
-        """The same from flattened blocks on CUDA: normed [N*B, d] -> int64 [N, B-1, K]"""
+    def fused_candidates(
+        self, normed: Tensor, block: int, count: int, squares: Tensor | None = None, eps: float = 0.0
+    ) -> Tensor:
+        """The same from flattened blocks on CUDA: normed [N*B, d] -> int64 [N, B-1, K]. With squares: few rows of `skinny_write`."""
         from dspine_kernels.topk import select_candidates as select_from_keys
         from dspine_kernels.topk import top_candidates
         from dspine_kernels.topk.kernel import workspace_keys
 
         batch, slots, vocabulary, device = normed.shape[0] // block, block - 1, self.weight.shape[0], normed.device
         ids = torch.empty(batch * slots, count, dtype=torch.int64, device=device)
-        if few(normed):
-            logits, tile_keys, width = skinny_logits(normed, self.weight, block)
+        if squares is not None or few(normed):
+            logits, tile_keys, width = skinny_logits(normed, self.weight, block, squares, eps)
             select_from_keys(logits, ids, tile_keys, width, block)
         else:
             if normed.dtype == torch.float32:

@@ -131,7 +131,7 @@ class TransitionScratch:
             z=like.new_empty(rows * count, m),
             gram_z=like.new_empty(rows * count, m),
             unary=torch.empty(rows, parts, count, device=device),
-            choices=torch.zeros(rows, count, dtype=torch.int32, device=device),
+            choices=torch.empty(rows, count, dtype=torch.int32, device=device),
             soft=torch.empty(rows, count, count, device=device),
         )
 

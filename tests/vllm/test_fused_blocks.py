@@ -95,6 +95,18 @@ def test_decoding(weights: FoldedInjection, heat: list[float]) -> None:
     torch.testing.assert_close(own_q, q, rtol=1e-4, atol=1e-5)
 
 
+def test_decoding_with_the_sums_of_the_layers(weights: FoldedInjection) -> None:
+    """The kernel that wrote the states left parts of their sums of squares: the last write and norm cost no launch of their own."""
+    hidden, anchors = states(3)
+    whole, eager, fused = decoder(weights), draws([1.0, 0.0, 0.6]), draws([1.0, 0.0, 0.6])
+    candidates, q = whole._eager(hidden, anchors, eager)
+    sums = hidden.pow(2).unflatten(1, (4, -1)).sum(-1).T.contiguous()
+    own_candidates, own_q = whole._fused(hidden, anchors, fused, sums)
+    assert torch.equal(own_candidates, candidates)
+    assert torch.equal(fused.tokens, eager.tokens)
+    torch.testing.assert_close(own_q, q, rtol=1e-4, atol=1e-5)
+
+
 class TwoRanks:
     """Collectives of two ranks that run one after the other, in sweeps: each finds what the other gave in its last run."""
 

@@ -3,9 +3,15 @@
     python -m tools.serve_engine recipes/example/drafter --target-model TARGET --device cuda --out engine.json
     python -m tools.serve_engine recipes/example/drafter --target-model TARGET --soak 8 --concurrency 64 --out soak.json
 
-Throughput, time to first token, inter-token latency and acceptance per concurrency, with DSpine and without, and for every batch size
-the share of a round that is not model time. `--compare` compares every greedy stream with what the target writes alone, token for token,
-near-ties counted.
+Throughput, time to first token, inter-token latency and acceptance per concurrency, with DSpine and without, and for rounds over the
+full batch:
+
+* round_ms: from the end of the round before to its own, on the device's clock; rounds that follow a prompt's pass are left out.
+* serving_share: the part of it in which neither model runs: other kernels, and every moment the device has nothing to do.
+* host_us_per_round: what the loop's thread does for a round, the wait for the device left out. Hidden as long as it is the shorter one:
+  rounds_waited_for is the part of the rounds that the loop had to wait for, and behind which the next one was therefore queued in time.
+
+`--compare` compares every greedy stream with what the target writes alone, token for token, near-ties counted.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from tools.serving.figures import summarise
 
 MEMORY_PERIOD_S = 5.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MODEL_TIME = "draft, verification and append passes; on CUDA between events around each call, on the device's clock"
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -63,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": str(engine.models.target.embed_tokens.dtype).removeprefix("torch."),
         "slots": options.slots,
         "max_tokens": options.max_tokens,
+        "model_time": MODEL_TIME,
         "start_seconds": round(time.perf_counter() - started, 1),
     }
     record["command"] = record["command"].replace("tools.serve_load", "tools.serve_engine")
@@ -95,7 +103,14 @@ def levels(options: argparse.Namespace, engine: Engine, prompts: list[str], reco
             run, found = measure(options, engine, prompts, level, drafts)
             record["runs"].append(run)
             samples += found
-            shown = ("concurrency", "draft_tokens", "tokens_per_second", "acceptance_length", "serving_share")
+            shown = (
+                "concurrency",
+                "draft_tokens",
+                "tokens_per_second",
+                "acceptance_length",
+                "round_ms",
+                "serving_share",
+            )
             print(json.dumps({key: run[key] for key in shown}), flush=True)
     return samples
 
@@ -111,11 +126,19 @@ def measure(
     run = {"concurrency": level, "draft_tokens": drafts if drafts >= 0 else "all", **summarise(found, wall)}
     run["model_seconds"] = {name: round(value, 3) for name, value in counts["model_seconds"].items()}
     run["serving_seconds"] = round(counts["serving_seconds"], 3)
-    full = counts["batches"].get(level, {})
-    run["rounds_at_full_batch"] = full.get("rounds", 0)
-    run["round_ms"] = round(1e3 * full["seconds"] / full["rounds"], 3) if full else None
-    run["serving_share"] = round(full["serving_share"], 4) if full else None
-    return run, found
+    return run | round_figures(counts["batches"].get(level, {})), found
+
+
+def round_figures(times: dict[str, float]) -> dict[str, Any]:
+    """What a round over the full batch takes, and what of it is not the models'."""
+    rounds, turns = times.get("rounds", 0), times.get("turns", 0)
+    return {
+        "rounds_at_full_batch": rounds,
+        "round_ms": round(1e3 * times["seconds"] / rounds, 3) if rounds else None,
+        "serving_share": round(times["serving_share"], 4) if rounds else None,
+        "host_us_per_round": round(1e6 * times["host_seconds"] / turns) if turns else None,
+        "rounds_waited_for": round(times["waits"] / turns, 4) if turns else None,
+    }
 
 
 def soak(options: argparse.Namespace, engine: Engine, prompts: list[str], record: dict[str, Any]) -> list[Sample]:

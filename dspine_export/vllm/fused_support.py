@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SWITCH = "DSPINE_VLLM_FUSED"  # 0 keeps vLLM's own layers, for comparison
+SWITCH, DEFAULT = "DSPINE_VLLM_FUSED", "0"  # 0: vLLM's own layers
 _ROTATIONS = ("RotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 
 
@@ -19,7 +19,7 @@ def obstacle(backbone: Any, ranks: int) -> str | None:
     Args:
         ranks: tensor-parallel ranks.
     """
-    if os.environ.get(SWITCH, "1") == "0":
+    if os.environ.get(SWITCH, DEFAULT) == "0":
         return f"{SWITCH}=0"
     weight = backbone.norm.weight
     if not _recent_nvidia(weight):

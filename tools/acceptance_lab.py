@@ -20,6 +20,7 @@ import torch
 
 from tools.training.arms import ARMS, LADDER
 from tools.training.lab_compare import compare
+from tools.training.lab_files import adopt
 from tools.training.lab_measure import exact, measure
 from tools.training.lab_slots import slots
 from tools.training.lab_train import train
@@ -45,6 +46,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         add("--seeds", type=int, nargs="+", help="seeds to look at")
         add("--candidates", type=int, nargs="*", default=[], help="other numbers of candidates to measure lattices with as well")
         add("--draws", type=int, default=2000, help="draws per prefix of the chi-square test")
+    add = commands.add_parser("adopt", help="a folder for a checkpoint trained elsewhere, to be measured").add_argument
+    add("--target", type=Path, required=True)
+    add("--checkpoint", type=Path, required=True)
+    add("--folder", type=Path, required=True, help="LAB/<letter><seed>")
     add = commands.add_parser("compare", help="tables and intervals from the measured arms").add_argument
     add("--out", type=Path, nargs="+", required=True, help="lab folders; arms of one letter are pooled")
     add("--result", type=Path, required=True)
@@ -88,7 +93,8 @@ def _train_arguments(add: Callable[..., object]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run one command."""
     arguments = parse_arguments(argv)
-    {"train": train, "measure": measure, "exact": exact, "slots": slots, "compare": compare}[arguments.command](arguments)
+    commands = {"train": train, "measure": measure, "exact": exact, "slots": slots, "adopt": adopt, "compare": compare}
+    commands[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,10 @@ def test_training_goes_on_from_a_checkpoint(target_dir: Path, corpus: Corpus, tm
     old, new = (load_file(tmp_path / kind / "e1/drafter.safetensors") for kind in ("first", "second"))
     for name, value in old.items():
         torch.testing.assert_close(new[name], value, atol=1e-6, rtol=1e-2)
+    lab("adopt", "--target", target_dir, "--checkpoint", ready, "--folder", tmp_path / "other/e7")
+    assert (tmp_path / "other/e7/drafter.safetensors").read_bytes() != b""
+    for name, value in load_file(tmp_path / "other/e7/drafter.safetensors").items():
+        assert torch.equal(value, old[name]), name
     with pytest.raises(SystemExit, match="cannot be continued"):
         lab("train", *where, "--out", tmp_path / "third", "--steps", 1, "--init", ready, "--message-size", 4)
 

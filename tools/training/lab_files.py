@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tools.training.arms import ARMS, Arm, Starts
-from tools.training.checkpoint import save_drafter
+from tools.training.checkpoint import load_drafter, save_drafter
 from tools.training.drafter import DrafterShape, TrainDrafter
 from tools.training.lockstep import Learner
+from tools.training.target import load_target
 
 WEIGHTS, ARM_FILE, MEASURED, EXACT, SLOTS = "drafter.safetensors", "arm.json", "measured.json", "exact.json", "slots.json"
 SERVABLE = "abekl"  # arms that are a DFlash or a DSpine drafter and nothing else
@@ -36,6 +38,15 @@ def save_arm(learner: Learner, folder: Path, num_target_layers: int, about: dict
     used = sum(v.numel() for n, v in state.items() if learner.arm.inject or learner.arm.align or not n.startswith("injection."))
     described = {**asdict(learner.arm), "drafts_by": learner.arm.drafts_by, "seed": learner.seed, "trained_numbers": used}
     write_json(folder / ARM_FILE, {**described, "shape": asdict(drafter.shape), **about})
+
+
+def adopt(a: argparse.Namespace) -> None:
+    """The command: make an arm's folder of a DSpine checkpoint trained elsewhere, so that it can be measured beside the lab's."""
+    drafter, arm = load_drafter(a.checkpoint, load_target(a.target, torch.device("cpu"), torch.float32)), ARMS[a.folder.name[0]]
+    a.folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.to(torch.bfloat16) for name, value in drafter.state_dict().items()}, a.folder / WEIGHTS)
+    described = {**asdict(arm), "drafts_by": arm.drafts_by, "seed": int(a.folder.name[1:]), "adopted": a.checkpoint.name}
+    write_json(a.folder / ARM_FILE, {**described, "shape": asdict(drafter.shape)})
 
 
 def load_arm(folder: Path, starts: Starts) -> tuple[Arm, TrainDrafter]:

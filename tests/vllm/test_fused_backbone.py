@@ -51,7 +51,8 @@ def drafter() -> Iterator[Drafter]:
 
 
 def injection_of(drafter: Drafter) -> FoldedInjection:
-    folded = FoldedInjection(config()).to(DEVICE)
+    with torch.device(DEVICE):  # moving it later would part the gates from their views
+        folded = FoldedInjection(config())
     own = {f"injection.{name}": value for name, value in drafter.model.injection.named_parameters()}
     folded.load(own | {CODES: drafter.model.transfer_codes})
     return folded

@@ -5,6 +5,8 @@ positions and cache rows are its inputs, in buffers. A batch runs in the smalles
 the cache's spare slot, tokens too many lie behind the block, where the next one overwrites them. Attended columns grow by powers of two,
 so that short texts do not pay for the whole cache. Plain and speculative decoding take the same passes.
 
+Short pieces of prompts are captured in the same way: reading them layer by layer takes longer to launch than to compute.
+
 On a CPU the same code runs without graphs (tests do); what cannot be captured is left to the caller, with one warning.
 """
 
@@ -25,7 +27,11 @@ from dspine_export.runtime.batch_buckets import batch_bucket
 from dspine_export.runtime.captured_pass import CapturedPass
 from dspine_export.runtime.slot_cache import SlotCache
 
-MOST_TOKENS = 32  # longer pieces are prompts: there is more to compute than to launch
+MOST_TOKENS = 32  # of a block; longer pieces are prompts
+MOST_PROMPT_TOKENS, MOST_PROMPT_ROWS = (
+    512,
+    1024,
+)  # of one sequence and of all; beyond, there is more to compute than to launch
 FEWEST_COLUMNS = 256
 
 
@@ -56,14 +62,25 @@ class Shape:
     columns: int
 
 
-def shape_for(sequences: int, tokens: int, longest: int, capacity: int) -> Shape | None:
-    """The pass for a block behind at most `longest` committed tokens; None where it is too long, or runs over the cache's end padded."""
-    width = 1 << (tokens - 1).bit_length()
+@dataclass(frozen=True)
+class Sizes:
+    """The largest passes: tokens of a sequence, and of all sequences together (0: any number)."""
+
+    tokens: int = MOST_TOKENS
+    rows: int = 0
+
+
+BLOCKS, PROMPTS = Sizes(), Sizes(MOST_PROMPT_TOKENS, MOST_PROMPT_ROWS)
+
+
+def shape_for(sequences: int, tokens: int, longest: int, capacity: int, most: Sizes = BLOCKS) -> Shape | None:
+    """The pass for a block behind at most `longest` committed tokens; None where it is too large, or runs over the cache's end padded."""
+    width, batch = 1 << (tokens - 1).bit_length(), batch_bucket(sequences)
     last = longest + width
-    if width > MOST_TOKENS or last > capacity:
+    if width > most.tokens or (most.rows and batch * width > most.rows) or last > capacity:
         return None
     columns = max(FEWEST_COLUMNS, 1 << (last - 1).bit_length())
-    return Shape(batch_bucket(sequences), width, min(columns, capacity))
+    return Shape(batch, width, min(columns, capacity))
 
 
 class StaticRows:
@@ -114,7 +131,7 @@ class _CachePasses:
 
 
 class _Pass:
-    """One captured shape. Its results, logits float32 [N, T, V] and hidden [N, T, A*d], are overwritten by every run."""
+    """One captured shape. Its results are overwritten by every run."""
 
     def __init__(self, forward: Forward, storage: SlotCache, shape: Shape, groups: int, shared: _CachePasses) -> None:
         self._spare, self._size = storage.spare, (shape.sequences, shape.tokens)
@@ -123,16 +140,19 @@ class _Pass:
         self.ids = torch.zeros_like(self.view.positions)
         launch = partial(_launch, forward, self.view, self.ids, self._results)
         self._captured = CapturedPass(launch, self.ids.device, shared.pool)
+        self._index: Tensor | None = None
 
     def run(self, index: Tensor, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         n, tokens = ids.shape
-        self.view.rows[:n].copy_(index)
-        self.view.rows[n:].fill_(self._spare)
+        if index is not self._index:  # the same tensor means the same rows: nobody writes into one
+            self.view.rows[:n].copy_(index)
+            self.view.rows[n:].fill_(self._spare)
+            self._index = index
         self.view.positions[:n].copy_(positions)
         self.ids[:n, :tokens].copy_(ids)
         self._captured.run()
-        logits, hidden = self._results[self._size]
-        return logits[:n, :tokens], hidden[:n, :tokens]
+        first, hidden = self._results[self._size]
+        return first[:n, :tokens], hidden[:n, :tokens]
 
 
 @torch.inference_mode(False)
@@ -142,8 +162,7 @@ def _launch(
 ) -> None:
     values, (sequences, tokens) = forward(view, ids), ids.shape
     if (sequences, tokens) not in results:  # at the first warm-up: they must not live in the graphs' shared memory
-        logits, hidden = values
-        results[sequences, tokens] = torch.empty_like(logits, dtype=torch.float32), torch.empty_like(hidden)
+        results[sequences, tokens] = torch.empty_like(values[0]), torch.empty_like(values[1])
     for result, value in zip(results[sequences, tokens], values, strict=True):
         result.copy_(value)
 
@@ -152,20 +171,21 @@ class VerifyGraphs:
     """The captured passes of one target, by cache and shape.
 
     Args:
-        forward: (rows, ids) -> logits [N, T, V] in any float type and hidden [N, T, A*d]. groups: query heads per key head.
+        forward: (rows, ids) -> two tensors [N, T, ..]: what is asked of the tokens, and their hidden states. groups: query heads per
+            key head. most: larger passes are left to the caller.
     """
 
-    def __init__(self, forward: Forward, groups: int, device: torch.device) -> None:
-        self._forward, self._groups, self._device = forward, groups, device
+    def __init__(self, forward: Forward, groups: int, device: torch.device, most: Sizes = BLOCKS) -> None:
+        self._forward, self._groups, self._device, self.most = forward, groups, device, most
         self._passes: WeakKeyDictionary[SlotCache, _CachePasses] = WeakKeyDictionary()
         self.broken = False
 
     def run(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor] | None:
-        """logits float32 [N, T, V] and hidden [N, T, A*d] of ids int64 [N, T], valid until the next run; None: not here."""
+        """What `forward` returns for ids int64 [N, T], valid until the next run; None: not here."""
         storage = rows.storage
         if storage is None or self.broken:
             return None
-        shape = shape_for(ids.shape[0], ids.shape[1], rows.reach(0), storage.capacity)
+        shape = shape_for(ids.shape[0], ids.shape[1], rows.reach(0), storage.capacity, self.most)
         found = None if shape is None else self._pass(storage, shape)
         if shape is None or found is None:
             return None
@@ -185,7 +205,7 @@ class VerifyGraphs:
             except RuntimeError as error:
                 self.broken = True
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-                message = f"The target verifies launch by launch, which is slower than a CUDA graph: {reason}"
+                message = f"The target runs launch by launch, which is slower than a CUDA graph: {reason}"
                 warnings.warn(message, DspineWarning, stacklevel=4)
                 return None
         return shared.by_shape[shape]

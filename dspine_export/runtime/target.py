@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dspine_export.errors import UsageError
 from dspine_export.runtime.batch_buckets import batch_bucket
-from dspine_export.runtime.captured_verify import MOST_TOKENS, StaticRows, VerifyGraphs
+from dspine_export.runtime.captured_verify import MOST_TOKENS, PROMPTS, StaticRows, VerifyGraphs
 from dspine_export.runtime.ragged_cache import Lease, RaggedCache
 from dspine_export.runtime.slot_cache import COLUMN_STEP, SlotCache, SlotView
 
@@ -57,11 +57,13 @@ class TargetExecutor:
         self.model, self.taps, self.eos_ids = model, tuple(taps), frozenset(eos_ids)
         self.config = model.config
         self._graphs: VerifyGraphs | None = None
+        self._prompt_graphs: VerifyGraphs | None = None
         self._kept: SlotCache | None = None
         self._lease: weakref.ref[Lease] | None = None
         if self.device.type == "cuda" if capture is None else capture:
             groups = self.config.num_attention_heads // self.config.num_key_value_heads
             self._graphs = VerifyGraphs(self._forward, groups, self.device)
+            self._prompt_graphs = VerifyGraphs(self.states, groups, self.device, PROMPTS)
         self.max_positions = int(self.config.max_position_embeddings)
         self._tapped: dict[int, Tensor] = {}
         for layer in set(self.taps):
@@ -152,6 +154,12 @@ class TargetExecutor:
         """
         done = None if self._graphs is None else self._graphs.run(state, block)
         return TargetStep(*(self._forward(state, block) if done is None else done))
+
+    @torch.no_grad()
+    def read(self, state: SlotView, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As `states`, for pieces of prompts; in captured passes, whose results the next one overwrites."""
+        done = None if self._prompt_graphs is None else self._prompt_graphs.run(state, ids)
+        return self.states(state, ids) if done is None else done
 
     def _forward(self, state: RaggedCache | SlotView | StaticRows, block: Tensor) -> tuple[Tensor, Tensor]:
         normed, hidden = self.states(state, block)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dspine_export.errors import DspineWarning
-from dspine_export.runtime.captured_verify import FEWEST_COLUMNS, MOST_TOKENS, Shape, shape_for
+from dspine_export.runtime.captured_verify import FEWEST_COLUMNS, MOST_TOKENS, PROMPTS, Shape, shape_for
 from dspine_export.runtime.generate import generate, generate_batch
 from dspine_export.runtime.generation import Settings
 from dspine_export.runtime.load_target import open_target
@@ -58,6 +58,12 @@ def both(opened: Both) -> Iterator[Both]:
 )
 def test_shapes(sequences: int, tokens: int, longest: int, want: Shape | None) -> None:
     assert shape_for(sequences, tokens, longest, 1000) == want
+
+
+def test_sizes() -> None:
+    assert shape_for(2, 300, 100, 1000, PROMPTS) == Shape(2, 512, 1000)
+    assert shape_for(3, 300, 100, 1000, PROMPTS) is None, "too many rows"
+    assert shape_for(1, 513, 100, 2000, PROMPTS) is None
 
 
 def equal(got: TargetStep, want: TargetStep) -> None:
@@ -111,6 +117,31 @@ def test_slots(both: Both) -> None:
     step([3], 1, [1])
     step([1, 2, 3], 4, [1, 1, 1])
     assert caches[0].lengths == caches[1].lengths and caches[1].spare == 5
+
+
+def test_pieces_of_prompts(both: Both) -> None:
+    """Padded in length and in number, one behind another, blocks between them."""
+    generator = torch.Generator().manual_seed(2)
+    caches = [target.new_slots(4, 200) for target in both]
+    for rows, width, kept in (
+        ([0, 2, 1], 64, [64, 50, 33]),
+        ([2, 0], 40, [40, 7]),
+        ([3], 130, [130]),
+        ([1, 3], 4, [3, 4]),
+    ):
+        ids = torch.randint(0, 256, (len(rows), width), generator=generator).to(both[0].device)
+        views = [cache.view(rows) for cache in caches]
+        if width > MOST_TOKENS:
+            want, got = (target.read(view, ids) for target, view in zip(both, views, strict=True))
+            for a, b in zip(got, want, strict=True):
+                torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+        else:
+            equal(*(target.verify(view, ids) for target, view in zip(both[::-1], views[::-1], strict=True)))
+        for cache in caches:
+            cache.advance(rows, kept)
+    graphs = both[1]._prompt_graphs
+    assert graphs is not None and not graphs.broken
+    assert sorted((s.sequences, s.tokens) for s in graphs._passes[caches[1]].by_shape) == [(1, 256), (2, 64), (4, 64)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

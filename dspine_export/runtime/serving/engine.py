@@ -94,7 +94,7 @@ class Engine:
             DspineError: the models fail already.
         """
         if warm_up:
-            self.models.capture()
+            self.models.capture(self.settings.chunk_tokens)
         self._accepting = True
         self._scheduler.emitter.start()
         self._thread.start()

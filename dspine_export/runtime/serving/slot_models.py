@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspine_export.runtime.batch_buckets import batch_bucket
-from dspine_export.runtime.captured_verify import FEWEST_COLUMNS
+from dspine_export.runtime.captured_verify import FEWEST_COLUMNS, MOST_PROMPT_ROWS, MOST_PROMPT_TOKENS, MOST_TOKENS
 from dspine_export.runtime.device_copy import Arriving, to_device
 from dspine_export.runtime.executor import DrafterExecutor
 from dspine_export.runtime.serving.clock import ModelClock
@@ -99,21 +99,37 @@ class SlotModels:
         """Whether a round is queued in much less time than it takes, so that the next one is best queued before it is read."""
         return self.target.captured
 
-    def capture(self) -> None:
-        """Where the target's passes are captured: captures them, for every batch size and length, with drafts and without."""
+    def capture(self, prompt_tokens: int) -> None:
+        """Where the target's passes are captured: captures them, for every batch size and length, with drafts and without, and for
+        pieces of prompts of up to `prompt_tokens` in all.
+        """
         sizes = sorted({min(batch_bucket(n), self._cache.slots) for n in range(1, self._cache.slots + 1)})
+        blocks = list(product(sizes, sorted({1, self.block_size})))
+        prompts = []
+        width = PROMPT_STEP
+        while width < 2 * prompt_tokens and width <= MOST_PROMPT_TOKENS:
+            # A budget of pieces longer than half the width, before they are padded to it.
+            most = batch_bucket(max(1, prompt_tokens // (width // 2 + 1 if width > PROMPT_STEP else 1)))
+            prompts += [(size, width) for size in sizes if size <= most and size * width <= MOST_PROMPT_ROWS]
+            width *= 2
         columns = FEWEST_COLUMNS
         while self.target.captured:
-            for size, tokens in product(sizes, {1, self.block_size}):
-                rows, length = list(range(size)), min(columns, self._cache.capacity) - 1 - (1 << tokens.bit_length())
-                self._cache.advance(rows, [max(length, 0)] * size)
-                ids = torch.zeros(size, tokens, dtype=torch.int64, device=self.target.device)
-                self.target.verify(self._cache.view(rows), ids)
-                for row in rows:
-                    self._cache.reset(row)
+            last = min(columns, self._cache.capacity)
+            for size, tokens in blocks + prompts:
+                self._run_once(size, tokens, last - (1 << (tokens - 1).bit_length()))
             if columns >= self._cache.capacity:
                 return
             columns *= 2
+
+    def _run_once(self, size: int, tokens: int, length: int) -> None:
+        """A pass over `size` empty slots as if each held `length` tokens."""
+        if length < 0:
+            return
+        rows, ids = list(range(size)), torch.zeros(size, tokens, dtype=torch.int64, device=self.target.device)
+        self._cache.advance(rows, [length] * size)
+        (self.target.verify if tokens <= MOST_TOKENS else self.target.read)(self._cache.view(rows), ids)
+        for row in rows:
+            self._cache.reset(row)
 
     def drafts_for(self, prompt_tokens: int) -> int:
         """Most tokens that can be drafted behind a prompt of this length."""
@@ -161,9 +177,8 @@ class SlotModels:
             ids[row, :count] = stream.prompt[stream.prefilled : stream.prefilled + count]
         ends = [n for n, stream in enumerate(streams) if stream.remaining_prompt == counts[n]]
         with self.clock.section("prefill"):
-            normed, hidden = self.target.states(
-                self._cache.view(rows), to_device(torch.from_numpy(ids), self.target.device)
-            )
+            view, device = self._cache.view(rows), self.target.device
+            normed, hidden = self.target.read(view, to_device(torch.from_numpy(ids), device))
             last = to_device(torch.tensor([counts[n] - 1 for n in ends], dtype=torch.int64), normed.device)
             logits = self.target.logits(normed[to_device(torch.tensor(ends), normed.device), last]) if ends else None
             if self._drafter is not None:

@@ -19,6 +19,7 @@ BLOCKS_PER_PROGRAM = 16
 GROUP = 16  # blocks
 MAX_CANDIDATES = 64
 SELECT_WARPS = 4  # of up to 16 candidates
+BY_PLACE, PART, MOST_KEYS = False, 16, 2048
 LOWEST = -(1 << 63)
 
 
@@ -37,7 +38,7 @@ def order_keys(values, ids):
 
 
 @triton.jit
-def _source_row(row, block):
+def source_row(row, block):
     """The row of logits: all rows, or every row but the first of each block of slots."""
     slots = tl.maximum(block - 1, 1)
     return tl.where(block > 0, row // slots * block + row % slots + 1, row)
@@ -54,7 +55,7 @@ def _block_maxima(
     ids = index[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = ids < vocabulary
     wait_previous(PDL)
-    values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
+    values = tl.load(logits + source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
     start_next(PDL)
     best = tl.max(tl.where(inside, order_keys(values, ids), LOWEST), 1)
     tl.store(keys + row * blocks + index, best, mask=index < blocks)
@@ -94,7 +95,7 @@ def _select(
     first = (0xFFFFFFFF - (opened & 0xFFFFFFFF)) // BLOCK * BLOCK
     ids = first[:, None] + tl.arange(0, BLOCK)[None, :]
     inside = (opened != LOWEST)[:, None] & (ids < vocabulary)
-    values = tl.load(logits + _source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
+    values = tl.load(logits + source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
     packed = tl.where(inside, order_keys(values, ids), LOWEST)
     best = _largest(tl.reshape(packed, (K2 * BLOCK,)), count, K2, LOWEST)
     slot = tl.arange(0, K2)
@@ -127,6 +128,15 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     """As `top_candidates`, from the largest keys of every `width` (a power of two) logits: int64 [R, ceil(V / width)]."""
     vocabulary, (rows, count) = logits.shape[1], ids.shape
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
+    if BY_PLACE and 1 < count <= 16 and blocks <= MOST_KEYS:
+        from dspine_kernels.topk.ranks import _select_by_place
+
+        _select_by_place[(rows,)](
+            logits, keys, ids, vocabulary, blocks, count, block,
+            WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, PART=min(PART, width), LOWEST=LOWEST,
+            num_warps=SELECT_WARPS, **dependent(_select_by_place, logits),
+        )  # fmt: skip
+        return ids
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
         WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, LOWEST=LOWEST,

@@ -59,6 +59,11 @@ def _refresh_tables(model: Any) -> None:
         folded = type(decoder.tables).of(decoder.injection, decoder.norm_weight, decoder.head)
         for name in ("read", "scores", "gram"):
             getattr(decoder.tables, name).copy_(getattr(folded, name))
+        narrow = decoder.head.narrow
+        if narrow is not None:
+            rounded = type(narrow).of(decoder.head.weight)
+            narrow.values.copy_(rounded.values)
+            narrow.scales.copy_(rounded.scales)
 
 
 @torch.no_grad()

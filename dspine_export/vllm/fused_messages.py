@@ -40,7 +40,7 @@ def fused_messages(
     rows, rank, m = hidden.shape[0], gates.shape[1], bias.shape[0]
     z = hidden.new_empty(rows, m)
     if few(hidden) if skinny is None else skinny:
-        plan, workspace = _product(rows, *readout.shape, hidden.dtype, hidden.device)
+        plan, workspace = skinny_plan(rows, *readout.shape, hidden.dtype, hidden.device)
         read = hidden.new_empty(rows, readout.shape[0])
         squares = torch.empty(plan.tiles(readout.shape[0]), rows, device=hidden.device)
         linear(hidden, readout, read, plan, workspace, squares_out=squares, squares_columns=rank)
@@ -53,7 +53,7 @@ def fused_messages(
 
 
 @functools.cache
-def _product(rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
+def skinny_plan(rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
     """Plan and scratch of a product. The scratch's counters are zero between launches, so it is made once, outside of any graph."""
     from dspine_kernels.linear import Workspace, plan_for
 
@@ -76,7 +76,7 @@ def skinny_write(
     from dspine_kernels.linear import linear
 
     rows, width = hidden.shape
-    plan, workspace = _product(rows, *write.shape, hidden.dtype, hidden.device)
+    plan, workspace = skinny_plan(rows, *write.shape, hidden.dtype, hidden.device)
     injected, scaled = torch.empty_like(hidden), torch.empty_like(hidden)
     squares = torch.empty(plan.tiles(width), rows, device=hidden.device)
     linear(
@@ -97,7 +97,7 @@ def skinny_logits(
     from dspine_kernels.linear import linear
 
     rows, width = normed.shape
-    plan, workspace = _product(rows, *weight.shape, normed.dtype, normed.device)
+    plan, workspace = skinny_plan(rows, *weight.shape, normed.dtype, normed.device)
     logits = torch.empty(rows, weight.shape[0], device=normed.device)
     slots = rows // block * (block - 1)
     keys = torch.empty(slots, plan.tiles(weight.shape[0]), dtype=torch.int64, device=normed.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dspine_export.errors import UsageError
 from dspine_export.model.transition import score_pairs, select_candidates, unary_logits
 from dspine_export.vllm.fused_messages import few, skinny_logits
+from dspine_export.vllm.narrow_head import NarrowHead
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class TargetHead:
         first: vocabulary id of the first row.
         shards: ranks that share the vocabulary.
         gather, reduce: concatenate along the last dimension over ranks, and sum over ranks; unused on one rank.
+        narrow: a float8 copy for shortlists, on one rank of a GPU, if any.
     """
 
     weight: Tensor
@@ -30,6 +32,7 @@ class TargetHead:
     shards: int
     gather: Callable[[Tensor], Tensor]
     reduce: Callable[[Tensor], Tensor]
+    narrow: NarrowHead | None = None
 
     @classmethod
     def of(cls, module: Any, dtype: torch.dtype) -> TargetHead:
@@ -49,13 +52,14 @@ class TargetHead:
                 expected=f"{dtype} [vocabulary, hidden]",
                 fix="serve a target whose lm_head is not quantised, in the model's own dtype",
             )
-        rows = shard.org_vocab_end_index - shard.org_vocab_start_index
+        own = weight.detach()[: shard.org_vocab_end_index - shard.org_vocab_start_index]
         return cls(
-            weight.detach()[:rows],
+            own,
             shard.org_vocab_start_index,
             module.tp_size,
             tensor_model_parallel_all_gather,
             tensor_model_parallel_all_reduce,
+            NarrowHead.of(own) if module.tp_size == 1 else None,
         )
 
     def candidates(self, hidden: Tensor, count: int) -> Tensor:
@@ -74,6 +78,8 @@ class TargetHead:
 
         batch, slots, vocabulary, device = normed.shape[0] // block, block - 1, self.weight.shape[0], normed.device
         ids = torch.empty(batch * slots, count, dtype=torch.int64, device=device)
+        if self.narrow is not None:
+            return self.narrow.candidates(normed, self.weight, block, ids).view(batch, slots, count)
         if squares is not None or few(normed):
             logits, tile_keys, width = skinny_logits(normed, self.weight, block, squares, eps)
             select_from_keys(logits, ids, tile_keys, width, block)

@@ -27,7 +27,7 @@ from dspine_kernels.rows import (
     write_and_norm,
     write_and_norm_reference,
 )
-from dspine_kernels.topk import top_candidates
+from dspine_kernels.topk import rescore, top_candidates
 from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
 from dspine_kernels.transition import (
     TransitionScratch,
@@ -124,6 +124,21 @@ def test_top_candidates(
     keys = torch.zeros(workspace_keys(3, vocabulary), dtype=torch.int64, device=device)
     top_candidates(logits, ids, keys)
     assert torch.equal(ids, top_candidates_reference(logits, count))
+
+
+def test_rescore(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    """A shortlist in any order, with ties; rows of anchors are left out."""
+    for dtype in dtypes:
+        rows, weight = (randn(n, 40, device=device, dtype=dtype) for n in (12, 90))
+        weight[7] = weight[3]
+        slots = rows.view(3, 4, 40)[:, 1:].flatten(0, 1)
+        shortlist = torch.stack([torch.randperm(90, device=device)[:11] for _ in slots])
+        shortlist[0, :2] = torch.tensor([7, 3])
+        shortlist[0, 2:] = torch.arange(20, 29)
+        ids = rescore(rows, weight, shortlist, torch.full((9, 5), -1, device=device), 4)
+        exact = (slots.float() @ weight.float().T).gather(1, shortlist.sort(1).values)
+        order = exact.sort(dim=1, descending=True, stable=True).indices[:, :5]
+        assert torch.equal(ids, shortlist.sort(1).values.gather(1, order))
 
 
 @pytest.mark.parametrize(("block", "rank", "m"), [(2, 24, 8), (8, 64, 40), (16, 40, 16)])

@@ -12,6 +12,7 @@ from dspine_export.checkpoint.config import DrafterConfig, TransferConfig
 from dspine_export.vllm import block_injection, fused_messages, target_head
 from dspine_export.vllm.block_decoding import BlockDecoder, Draws, MessageSpace
 from dspine_export.vllm.injection_weights import FoldedInjection
+from dspine_export.vllm.narrow_head import NarrowHead
 from dspine_export.vllm.target_head import TargetHead
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,6 +106,25 @@ def test_decoding_with_the_sums_of_the_layers(weights: FoldedInjection) -> None:
     assert torch.equal(own_candidates, candidates)
     assert torch.equal(fused.tokens, eager.tokens)
     torch.testing.assert_close(own_q, q, rtol=1e-4, atol=1e-5)
+
+
+def test_candidates_by_a_rounded_copy(weights: FoldedInjection) -> None:
+    """A copy whose own order of the best differs shortlists them; the head's rows decide. Rows may be of any scale."""
+    whole, kind = decoder(weights), torch.float8_e4m3fn if DEVICE == "cuda" else torch.float32
+    weight = whole.head.weight
+    scales = weight.abs().amax(1) / 448
+    mantissa, exponent = torch.frexp(weight / scales[:, None])
+    rounded = torch.ldexp(
+        (mantissa * 16).round() / 16, exponent
+    )  # e4m3's four significant bits; the interpreter has no such type
+    narrow = NarrowHead(rounded.to(kind), scales)
+    hidden, _ = states(8)
+    wanted = whole.head.candidates(hidden.view(-1, BLOCK, HIDDEN)[:, 1:], COUNT)
+    by_copy = (hidden.view(-1, BLOCK, HIDDEN)[:, 1:] @ (rounded * scales[:, None]).T).topk(COUNT).indices
+    assert not torch.equal(by_copy, wanted)
+    hidden = hidden * torch.logspace(-3, 3, len(hidden), device=DEVICE)[:, None]
+    head = replace(whole.head, narrow=narrow)
+    assert torch.equal(head.fused_candidates(hidden, BLOCK, COUNT), wanted)
 
 
 class TwoRanks:

@@ -1,0 +1,78 @@
+"""Candidates by a float8 copy of the language-model head, which is half as much to read; the head itself has the last word.
+
+The copy only draws up a shortlist, longer than the candidates by some places; products with the head's own rows pick and order the
+candidates from it. Rounding moves an id by a few places near the end of the shortlist, where it is not a candidate anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspine_export.runtime.fp8_weights import quantise
+from dspine_export.vllm.fused_messages import skinny_plan
+
+SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "0"  # 0: candidates by the head alone
+FURTHER = 8  # places of the shortlist beyond the candidates
+FEW_ROWS = 64  # most rows of our own product
+
+
+@dataclass(frozen=True)
+class NarrowHead:
+    """values: float8_e4m3fn [V, d]; scales: float32 [V]."""
+
+    values: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> NarrowHead | None:
+        """A copy of `weight` [V, d], where the GPU multiplies float8 and the switch is on."""
+        suitable = weight.dtype == torch.bfloat16 and weight.shape[0] % 16 == weight.shape[1] % 16 == 0
+        if (
+            os.environ.get(SWITCH, DEFAULT) == "0"
+            or not suitable
+            or not weight.is_cuda
+            or torch.version.hip is not None
+        ):
+            return None
+        if torch.cuda.get_device_capability(weight.device)[0] < 9:
+            return None
+        return cls(*quantise(weight))
+
+    def candidates(self, rows: Tensor, weight: Tensor, block: int, ids: Tensor) -> Tensor:
+        """Ids of the K largest products with `weight` [V, d], written to ids int64 [N*(B-1), K].
+
+        rows: [N*B, d], of any scale each, in flattened blocks whose first rows are left out.
+        """
+        from dspine_kernels.rows import round_rows
+        from dspine_kernels.topk import rescore, select_candidates, top_candidates
+        from dspine_kernels.topk.kernel import workspace_keys
+
+        rounded = torch.empty(rows.shape, dtype=self.values.dtype, device=rows.device)
+        scales = torch.empty(rows.shape[0], device=rows.device)
+        round_rows(rows, rounded, scales)
+        slots, count = ids.shape
+        shortlist = torch.empty(slots, min(count + FURTHER, len(weight)), dtype=torch.int64, device=rows.device)
+        if rows.shape[0] <= FEW_ROWS:
+            logits, keys, width = self._skinny(rounded, block, slots)
+            select_candidates(logits, shortlist, keys, width, block)
+        else:
+            logits = torch._scaled_mm(
+                rounded, self.values.T, scale_a=scales[:, None], scale_b=self.scales[None, :], out_dtype=rows.dtype, use_fast_accum=True
+            )  # fmt: skip
+            keys = torch.empty(workspace_keys(slots, len(weight)), dtype=torch.int64, device=rows.device)
+            top_candidates(logits, shortlist, keys, block)
+        return rescore(rows, weight, shortlist, ids, block)
+
+    def _skinny(self, rounded: Tensor, block: int, slots: int) -> tuple[Tensor, Tensor, int]:
+        """Logits but for a factor by row, the largest key of every tile, and logits per tile."""
+        from dspine_kernels.linear import linear
+
+        plan, workspace = skinny_plan(len(rounded), *self.values.shape, rounded.dtype, rounded.device)
+        logits = torch.empty(len(rounded), len(self.values), device=rounded.device)
+        keys = torch.empty(slots, plan.tiles(len(self.values)), dtype=torch.int64, device=rounded.device)
+        linear(rounded, self.values, logits, plan, workspace, keys=keys, block=block, scales=self.scales)
+        return logits, keys, plan.weight_rows

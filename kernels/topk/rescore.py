@@ -53,7 +53,7 @@ def rescore(rows: Tensor, weight: Tensor, shortlist: Tensor, ids: Tensor, block:
     assert listed >= ids.shape[1]
     _rescore[(slots,)](
         rows, weight, shortlist, ids, width, listed, ids.shape[1], block,
-        S2=triton.next_power_of_2(listed), BD=min(256, triton.next_power_of_2(width)), LOWEST=LOWEST, num_warps=8, num_stages=3,
+        S2=triton.next_power_of_2(listed), BD=min(1024, triton.next_power_of_2(width)), LOWEST=LOWEST, num_warps=16,
         **dependent(_rescore, rows),
     )  # fmt: skip
     return ids

@@ -28,7 +28,10 @@ def obstacle(backbone: Any, ranks: int) -> str | None:
         return f"the drafter runs in {weight.dtype}"
     if ranks != 1:
         return f"{ranks} tensor-parallel ranks"
-    return next(_differences(backbone), None)
+    try:
+        return next(_differences(backbone), None)
+    except AttributeError as error:  # modules of another vLLM
+        return f"modules of another kind: {error}"
 
 
 def _recent_nvidia(weight: Tensor) -> bool:

@@ -95,6 +95,8 @@ class StaticRows:
         self.rows = torch.full((shape.sequences,), storage.spare, dtype=torch.int64, device=device)
         self.positions = torch.arange(shape.tokens, device=device).repeat(shape.sequences, 1)
         self.column = torch.arange(shape.columns, device=device)
+        self._head = torch.arange(storage.keys[0].shape[1], device=device)
+        self._slices = self._head
 
     def next_positions(self, count: int) -> Tensor:
         """The buffer, int64 [N, T]."""
@@ -103,6 +105,7 @@ class StaticRows:
 
     def begin(self, positions: Tensor) -> Tensor:
         """The mask, bool [N, 1, G*T, C']: key position <= own position, for every query of a group."""
+        self._slices = (self.rows[:, None] * len(self._head) + self._head).view(-1)
         return (self.column <= positions.repeat(1, self._groups).unsqueeze(-1)).unsqueeze(1)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +114,10 @@ class StaticRows:
 
     def _store(self, cache: Tensor, new: Tensor) -> Tensor:
         cache[self.rows[:, None], :, self.positions] = new.transpose(1, 2)
-        return cache[:, :, : self._columns].index_select(0, self.rows)
+        slots, heads, capacity, size = cache.shape
+        # A head's columns are one piece of memory. As rows of a matrix they are copied whole; index_select would go by the number.
+        columns = cache.view(slots * heads, capacity * size)[:, : self._columns * size]
+        return columns[self._slices].view(-1, heads, self._columns, size)
 
 
 Forward = Callable[[StaticRows, Tensor], tuple[Tensor, Tensor]]

@@ -52,6 +52,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--max-seq-len", type=int, default=1024)
     add("--chunk-tokens", type=int, default=512)
     add("--threads", type=int, help="CPU threads of the loop's torch")
+    add("--in-step", action="store_true", help="read every round before the next one is queued")
     add_load_options(add, prompts=64, max_tokens=128)
     add("--compare", action="store_true", help="compare with the target's own greedy output")
     return parser.parse_args(argv)
@@ -70,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": str(engine.models.target.embed_tokens.dtype).removeprefix("torch."),
         "slots": options.slots,
         "max_tokens": options.max_tokens,
+        "rounds_queued_ahead": engine.models.computes_ahead and not options.in_step,
         "model_time": MODEL_TIME,
         "start_seconds": round(time.perf_counter() - started, 1),
     }
@@ -87,9 +89,14 @@ def start(options: argparse.Namespace) -> Engine:
         options.source, options.target_model, executor=options.executor, device=options.device, dtype=options.dtype
     )
     limits = Limits(max_seq_len=options.max_seq_len)
-    engine = open_engine(
-        pair, EngineSettings(options.slots, chunk_tokens=options.chunk_tokens, limits=limits, threads=options.threads)
+    settings = EngineSettings(
+        options.slots,
+        chunk_tokens=options.chunk_tokens,
+        limits=limits,
+        threads=options.threads,
+        ahead=not options.in_step,
     )
+    engine = open_engine(pair, settings)
     engine.start()
     return engine
 

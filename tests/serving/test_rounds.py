@@ -38,6 +38,12 @@ def test_a_round_is_queued_before_the_one_before_is_read(serve: Serve, monkeypat
     done = engine.submit(Request(token_ids=[5], max_tokens=9, num_draft_tokens=0)).result(30)
     assert len(done.token_ids) == 9
     assert calls == "q" + 7 * "qr" + "r", "one round a token behind the first; none is queued that must come too late"
+    calls = ""
+    monkeypatch.setattr(engine._scheduler, "_ahead", False)
+    assert (
+        engine.submit(Request(token_ids=[5], max_tokens=9, num_draft_tokens=0)).result(30).token_ids == done.token_ids
+    )
+    assert calls == 8 * "qr"
 
 
 def test_a_round_s_time_is_from_the_round_before_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from dspine_export.errors import DspineError
 from dspine_export.runtime.generation import FinishReason
 from dspine_export.runtime.serving.counters import Counters
 from dspine_export.runtime.serving.handle import Event, Failed
-from dspine_export.runtime.serving.outcomes import ServingError, outcome_of
+from dspine_export.runtime.serving.outcomes import inside_engine, outcome_of
 from dspine_export.runtime.serving.stream import Stream
 
 LOG = logging.getLogger(__name__)
@@ -96,8 +96,7 @@ class Emitter:
             count, event = stream.event(job.tokens, job.finish_reason, job.checked, job.near_ties)
         except Exception as error:  # whatever goes wrong with a text is this stream's alone
             LOG.exception("text of a stream failed")
-            got = f"{type(error).__name__}: {error}"[:400]
-            self._end(stream, ServingError("This request failed inside the engine", got=got))
+            self._end(stream, inside_engine(error))
             return
         counters = self._counters()
         if job.checked is None:

@@ -39,6 +39,7 @@ class EngineSettings:
         slots: sequences at once, as the models were made with. max_queue: requests that may wait beyond those.
         chunk_tokens: most prompt tokens between two rounds of the running streams, padding included.
         limits: of a single request. threads: CPU threads of the loop's torch, None for torch's default.
+        ahead: queue a round before the one before is read, where the models gain from it.
     """
 
     slots: int = 16
@@ -46,6 +47,7 @@ class EngineSettings:
     chunk_tokens: int = 512
     limits: Limits = field(default_factory=Limits)
     threads: int | None = None
+    ahead: bool = True
 
 
 class Engine:
@@ -54,7 +56,11 @@ class Engine:
     def __init__(self, models: SlotModels, tokenizer: Any | None, settings: EngineSettings) -> None:
         self.settings, self.models = settings, models
         self._scheduler = Scheduler(
-            models, settings.slots, max_queue=settings.max_queue, chunk_tokens=settings.chunk_tokens
+            models,
+            settings.slots,
+            max_queue=settings.max_queue,
+            chunk_tokens=settings.chunk_tokens,
+            ahead=settings.ahead,
         )
         self._admission = Admission(
             tokenizer,

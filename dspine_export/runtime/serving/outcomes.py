@@ -40,6 +40,17 @@ class UnavailableError(ServingError):
     outcome: Outcome = "unavailable"
 
 
+def not_finite() -> ServingError:
+    """The target's logits cannot be used."""
+    fix = "serve it in float32, or check its weights"
+    return ServingError("The target returned values that are not finite", fix=fix)
+
+
+def inside_engine(error: Exception) -> ServingError:
+    """Something raised that the request cannot be blamed for."""
+    return ServingError("This request failed inside the engine", got=f"{type(error).__name__}: {error}"[:400])
+
+
 def outcome_of(error: BaseException) -> Outcome:
     """The label an error is counted under."""
     if isinstance(error, ServingError):

@@ -10,7 +10,6 @@ takes, counts and says what that one has brought. Streams that turn out to have 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,14 +21,10 @@ from dspine_export.errors import DspineError
 from dspine_export.runtime.serving.counters import Counters
 from dspine_export.runtime.serving.emitter import Committed, Emitter, Ended
 from dspine_export.runtime.serving.judge import choose
-from dspine_export.runtime.serving.outcomes import (
-    CancelledError,
-    DeadlineError,
-    OverloadedError,
-    ServingError,
-)
+from dspine_export.runtime.serving.outcomes import CancelledError, DeadlineError, inside_engine, not_finite
 from dspine_export.runtime.serving.slot_models import Checked, QueuedRound, SlotModels
 from dspine_export.runtime.serving.stream import Stream
+from dspine_export.runtime.serving.waiting import WaitingStreams
 
 LOG = logging.getLogger(__name__)
 
@@ -43,16 +38,18 @@ class Scheduler:
 
     Args:
         max_queue: streams that may wait. chunk_tokens: the budget of prompt tokens of one turn, padding included.
+        ahead: queue rounds ahead where the models compute ahead.
     """
 
-    def __init__(self, models: SlotModels, slots: int, *, max_queue: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, models: SlotModels, slots: int, *, max_queue: int, chunk_tokens: int, ahead: bool = True
+    ) -> None:
         self.models, self.counters = models, Counters()
         self.emitter = Emitter(lambda: self.counters)
-        self.slots, self._max_queue, self._chunk_tokens = slots, max_queue, chunk_tokens
+        self.slots, self._chunk_tokens, self._ahead = slots, chunk_tokens, ahead
         self._free = list(range(slots))
         self._running: list[Stream] = []
-        self._waiting: deque[Stream] = deque()
-        self._lock = threading.Lock()
+        self._waiting = WaitingStreams(max_queue)
         self._unsaid: list[Committed | Ended] = []
         self._queued: deque[QueuedRound] = deque()  # oldest first
 
@@ -68,20 +65,20 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._running and not self._waiting
 
+    @property
+    def _goes_ahead(self) -> bool:
+        return self._ahead and self.models.computes_ahead
+
     def enqueue(self, stream: Stream) -> None:
         """Raises OverloadedError when the queue is full."""
-        with self._lock:
-            if len(self._waiting) >= self._max_queue:
-                got, fix = f"{len(self._waiting)} requests waiting", "try again later, or serve with a larger max_queue"
-                raise OverloadedError("The server is overloaded", got=got, expected=f"below {self._max_queue}", fix=fix)
-            self._waiting.append(stream)
+        self._waiting.put(stream)
 
     def turn(self) -> None:
         """One turn of the loop. Raises BrokenError when the models fail even a request that cannot be at fault."""
         started, clock = time.perf_counter(), self.models.clock
         self._drop_given_up()
         self._admit()
-        if self.models.computes_ahead or self._queued:
+        if self._goes_ahead or self._queued:
             prompts, batch = self._turn_ahead()
         else:
             prompts, batch = self._turn_in_step()
@@ -107,10 +104,10 @@ class Scheduler:
         """A round is queued, then prompts, then the round before is read; returns as above, with the streams of the round read."""
         batch = self._next_round()
         size = len(self._queued[0].streams) if self._queued else 0
-        if self._queued and not (self.models.computes_ahead and self.models.foresees(batch)):
+        if self._queued and not (self._goes_ahead and self.models.foresees(batch)):
             self._read()
             batch = self._next_round()
-        if batch and self.models.computes_ahead:
+        if batch and self._goes_ahead:
             self._queue(batch)
         self._say()
         prompts = self._prefill()
@@ -149,9 +146,7 @@ class Scheduler:
 
     def fail_all(self, error: DspineError) -> None:
         """Ends every stream, waiting or running, with `error`."""
-        with self._lock:
-            waiting, self._waiting = list(self._waiting), deque()
-        for stream in (*self._running, *waiting):
+        for stream in (*self._running, *self._waiting.drop(lambda _: True)):
             with suppress(Exception):  # broken models cannot be told to forget a slot
                 self._fail(stream, error)
         self._running = []
@@ -166,10 +161,7 @@ class Scheduler:
 
     def _drop_given_up(self) -> None:
         now = time.monotonic()
-        with self._lock:
-            dropped = [stream for stream in self._waiting if _given_up(stream, now)]
-            if dropped:
-                self._waiting = deque(stream for stream in self._waiting if stream not in dropped)
+        dropped = self._waiting.drop(lambda stream: _given_up(stream, now))
         for stream in self._running:
             if stream.stopped:  # by its text
                 self._release(stream)
@@ -185,10 +177,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._free:
-            with self._lock:
-                if not self._waiting:
-                    return
-                stream = self._waiting.popleft()
+            stream = self._waiting.take()
+            if stream is None:
+                return
             stream.slot = min(self._free)  # low slots first: running ones stay neighbours
             self._free.remove(stream.slot)
             stream.admitted_at = time.monotonic()
@@ -222,7 +213,7 @@ class Scheduler:
             if finite:
                 self._emit(stream, stream.commit([token]))
             else:
-                self._fail(stream, _not_finite(), erase=True)
+                self._fail(stream, not_finite(), erase=True)
 
     def _round_part(self, streams: Sequence[Stream]) -> None:
         self._take(streams, self.models.round(streams))
@@ -235,7 +226,7 @@ class Scheduler:
         for stream, row in pairs:
             kept.append(stream.commit(row.tokens) if row.finite else [])
             if not row.finite:
-                self._fail(stream, _not_finite(), erase=True)
+                self._fail(stream, not_finite(), erase=True)
         try:
             self.models.commit(streams, rows)
         except Exception as error:  # their tokens are taken, so there is no second attempt
@@ -278,7 +269,7 @@ class Scheduler:
         if stream.slot < 0:
             return
         slot = stream.slot
-        self._fail(stream, _internal(error), erase=True)
+        self._fail(stream, inside_engine(error), erase=True)
         try:
             self.models.probe(slot)
         except Exception as failure:
@@ -308,13 +299,3 @@ def _by_slot(streams: Iterable[Stream]) -> list[Stream]:
 
 def _given_up(stream: Stream, now: float) -> bool:
     return stream.handle.cancelled or (stream.expires_at is not None and now >= stream.expires_at)
-
-
-def _not_finite() -> ServingError:
-    return ServingError(
-        "The target returned values that are not finite", fix="serve it in float32, or check its weights"
-    )
-
-
-def _internal(error: Exception) -> ServingError:
-    return ServingError("This request failed inside the engine", got=f"{type(error).__name__}: {error}"[:400])

@@ -54,14 +54,16 @@ def _refresh_context_weights(backbone: Any) -> None:
 
 def _refresh_tables(model: Any) -> None:
     """The kernels' tables are folded from the weights at the first draft."""
-    decoder = model._decoder
+    decoder, fused = model._decoder, model.model.fused()
+    if fused is not None:
+        fused.refresh()
     if decoder is not None and decoder.tables is not None:
         folded = type(decoder.tables).of(decoder.injection, decoder.norm_weight, decoder.head)
         for name in ("read", "scores", "gram"):
             getattr(decoder.tables, name).copy_(getattr(folded, name))
         narrow = decoder.head.narrow
         if narrow is not None:
-            rounded = type(narrow).of(decoder.head.weight)
+            rounded = type(narrow).of(decoder.head.weight, decoder.count)
             narrow.values.copy_(rounded.values)
             narrow.scales.copy_(rounded.scales)
 

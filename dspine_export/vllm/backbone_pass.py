@@ -57,7 +57,8 @@ class Geometry:
         heads = config.num_heads * config.head_dim
         return {
             "x": config.hidden_size, "normed": config.hidden_size, "qkv": heads + 2 * config.num_kv_heads * config.head_dim,
-            "attended": heads, "activated": config.intermediate_size, "readout": transfer.rank, "z": transfer.message_size,
+            "attended": heads, "activated": config.intermediate_size, "readout": 3 * transfer.message_size + transfer.rank,
+            "z": transfer.message_size,
         }  # fmt: skip
 
 
@@ -69,9 +70,8 @@ class Buffers:
         self.rows, self.geometry = rows, geometry
         self.named = {name: like.new_empty(rows, width) for name, width in geometry.widths().items()}
         vendor = rows if rows > geometry.few else 0
-        config, gates = geometry.config, 3 * geometry.transfer.message_size
-        self.gate_up = like.new_empty(vendor, 2 * config.intermediate_size)
-        self.update, self.projected = like.new_empty(vendor, config.hidden_size), like.new_empty(vendor, gates)
+        self.gate_up = like.new_empty(vendor, 2 * geometry.config.intermediate_size)
+        self.update = like.new_empty(vendor, geometry.config.hidden_size)
 
 
 class _Few(FusedLayers):
@@ -112,7 +112,7 @@ class BackbonePass:
     def __init__(self, geometry: Geometry, buffers: Buffers, batch: int) -> None:
         config, self.weights, self.block = geometry.config, geometry.weights, geometry.block
         self.config, self.batch, self.rows = config, batch, batch * geometry.block
-        self.eps, self.folded, device = config.rms_norm_eps, False, buffers.named["x"].device
+        self.eps, self.folded, device = config.rms_norm_eps, True, buffers.named["x"].device
         views = {name: buffer[: self.rows] for name, buffer in buffers.named.items()}
         self.x, self.normed, self.qkv, self.attended = (views[name] for name in ("x", "normed", "qkv", "attended"))
         self.activated, self.readout, self.z = (views[name] for name in ("activated", "readout", "z"))
@@ -130,9 +130,7 @@ class BackbonePass:
             self._steps, self.sums = few.steps(), few.squares["down"]
         else:
             many = _Many(draft)
-            many.gate_up, many.update, many.projected = (
-                buffer[: self.rows] for buffer in (buffers.gate_up, buffers.update, buffers.projected)
-            )
+            many.gate_up, many.update = buffers.gate_up[: self.rows], buffers.update[: self.rows]
             self._steps = many.steps()
 
     def launch(self, input_ids: Tensor, positions: Tensor, contexts: list[LayerContext] | None) -> Tensor:
@@ -154,7 +152,7 @@ class BackbonePass:
         return self.x
 
     def readout_of(self, *, last: bool) -> Tensor:
-        """The readouts [R, r]; the last layer's are not this pass's."""
+        """Projections and readouts [R, 3m + r]; the last layer's are not this pass's."""
         assert not last
         return self.readout
 

@@ -147,7 +147,7 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
             _check_layout(speculator, backbone.block)
             count = backbone.drafter.transfer.top_k
             norm = backbone.norm
-            head = TargetHead.of(self.lm_head, norm.weight.dtype)
+            head = TargetHead.of(self.lm_head, norm.weight.dtype, count)
             tables = MessageSpace.of(backbone.injection, norm.weight, head) if norm.weight.is_cuda else None
             self._decoder = BlockDecoder(
                 backbone.injection, norm.weight, norm.variance_epsilon, head, backbone.block, count, tables

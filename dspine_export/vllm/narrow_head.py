@@ -16,7 +16,7 @@ from dspine_export.runtime.fp8_weights import quantise
 from dspine_export.vllm.fused_messages import skinny_plan
 
 SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "0"  # 0: candidates by the head alone
-FURTHER = 8  # places of the shortlist beyond the candidates
+MOST_CANDIDATES = 16  # a shortlist has twice as many places
 FEW_ROWS = 64  # most rows of our own product
 
 
@@ -28,9 +28,13 @@ class NarrowHead:
     scales: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor) -> NarrowHead | None:
-        """A copy of `weight` [V, d], where the GPU multiplies float8 and the switch is on."""
-        suitable = weight.dtype == torch.bfloat16 and weight.shape[0] % 16 == weight.shape[1] % 16 == 0
+    def of(cls, weight: Tensor, count: int) -> NarrowHead | None:
+        """A copy of `weight` [V, d], where the GPU multiplies float8, the switch is on and the candidates are not too many."""
+        suitable = (
+            weight.dtype == torch.bfloat16
+            and weight.shape[0] % 16 == weight.shape[1] % 16 == 0
+            and count <= MOST_CANDIDATES
+        )
         if (
             os.environ.get(SWITCH, DEFAULT) == "0"
             or not suitable
@@ -48,31 +52,29 @@ class NarrowHead:
         rows: [N*B, d], of any scale each, in flattened blocks whose first rows are left out.
         """
         from dspine_kernels.rows import round_rows
-        from dspine_kernels.topk import rescore, select_candidates, top_candidates
-        from dspine_kernels.topk.kernel import workspace_keys
+        from dspine_kernels.topk import SHORTLIST, rescore, shortlist
 
         rounded = torch.empty(rows.shape, dtype=self.values.dtype, device=rows.device)
         scales = torch.empty(rows.shape[0], device=rows.device)
         round_rows(rows, rounded, scales)
-        slots, count = ids.shape
-        shortlist = torch.empty(slots, min(count + FURTHER, len(weight)), dtype=torch.int64, device=rows.device)
+        listed = torch.empty(len(ids), SHORTLIST, dtype=torch.int64, device=rows.device)
         if rows.shape[0] <= FEW_ROWS:
-            logits, keys, width = self._skinny(rounded, block, slots)
-            select_candidates(logits, shortlist, keys, width, block)
+            logits, keys = self._skinny(rounded, block, len(ids))
+            shortlist(logits, listed, block, keys)
         else:
             logits = torch._scaled_mm(
                 rounded, self.values.T, scale_a=scales[:, None], scale_b=self.scales[None, :], out_dtype=rows.dtype, use_fast_accum=True
             )  # fmt: skip
-            keys = torch.empty(workspace_keys(slots, len(weight)), dtype=torch.int64, device=rows.device)
-            top_candidates(logits, shortlist, keys, block)
-        return rescore(rows, weight, shortlist, ids, block)
+            shortlist(logits, listed, block)
+        return rescore(rows, weight, listed, ids, block)
 
-    def _skinny(self, rounded: Tensor, block: int, slots: int) -> tuple[Tensor, Tensor, int]:
-        """Logits but for a factor by row, the largest key of every tile, and logits per tile."""
+    def _skinny(self, rounded: Tensor, block: int, slots: int) -> tuple[Tensor, Tensor | None]:
+        """Logits but for a factor by row, and the largest key of every tile where the product's tiles are the shortlist's."""
         from dspine_kernels.linear import linear
+        from dspine_kernels.topk.shortlist import TILE
 
         plan, workspace = skinny_plan(len(rounded), *self.values.shape, rounded.dtype, rounded.device)
         logits = torch.empty(len(rounded), len(self.values), device=rounded.device)
         keys = torch.empty(slots, plan.tiles(len(self.values)), dtype=torch.int64, device=rounded.device)
         linear(rounded, self.values, logits, plan, workspace, keys=keys, block=block, scales=self.scales)
-        return logits, keys, plan.weight_rows
+        return logits, keys if plan.weight_rows == TILE else None

@@ -35,8 +35,8 @@ class TargetHead:
     narrow: NarrowHead | None = None
 
     @classmethod
-    def of(cls, module: Any, dtype: torch.dtype) -> TargetHead:
-        """From vLLM's (vocabulary-parallel) head module.
+    def of(cls, module: Any, dtype: torch.dtype, count: int) -> TargetHead:
+        """From vLLM's (vocabulary-parallel) head module, for K = `count` candidates.
 
         Raises:
             UsageError: the head is quantised: the drafter scores candidates against its rows.
@@ -59,7 +59,7 @@ class TargetHead:
             module.tp_size,
             tensor_model_parallel_all_gather,
             tensor_model_parallel_all_reduce,
-            NarrowHead.of(own) if module.tp_size == 1 else None,
+            NarrowHead.of(own, count) if module.tp_size == 1 else None,
         )
 
     def candidates(self, hidden: Tensor, count: int) -> Tensor:

@@ -27,7 +27,7 @@ from dspine_kernels.rows import (
     write_and_norm,
     write_and_norm_reference,
 )
-from dspine_kernels.topk import rescore, top_candidates
+from dspine_kernels.topk import SHORTLIST, rescore, shortlist, top_candidates
 from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
 from dspine_kernels.transition import (
     TransitionScratch,
@@ -126,19 +126,61 @@ def test_top_candidates(
     assert torch.equal(ids, top_candidates_reference(logits, count))
 
 
+@pytest.mark.parametrize("vocabulary", [20, 300, 9000])
+def test_shortlist(vocabulary: int, device: torch.device) -> None:
+    """Holds the sixteen largest, ids once, nothing invented; ties everywhere, few finite, NaN; keys given or found."""
+    for kind in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
+        logits = torch.randn(8, vocabulary, device=device).to(kind)
+        logits[1] = logits[1].float().round().to(kind)
+        logits[2, 3:] = float("-inf")
+        logits[5] = -torch.arange(vocabulary, device=device).to(kind)  # the best are neighbours
+        logits[6, ::2] = float("nan")
+        slots = logits.view(2, 4, -1)[:, 1:].flatten(0, 1).float()
+        ids = shortlist(logits, torch.full((6, SHORTLIST), -7, device=device), 4)
+        for n, (row, listed) in enumerate(zip(slots, ids, strict=True)):
+            there = listed[listed >= 0]
+            assert len(there) == len(there.unique())
+            assert len(there) >= min(16, vocabulary) or n == 4
+            assert int(there.max()) < vocabulary
+            if n not in (0, 4):
+                least = row.sort(descending=True).values[min(16, vocabulary) - 1]
+                assert set(torch.nonzero(row > least)[:, 0].tolist()) <= set(there.tolist())
+        if vocabulary == 300:
+            keys = order_of_tiles(slots)
+            assert torch.equal(
+                shortlist(logits, torch.empty_like(ids), 4, keys)[:4].sort(1).values, ids[:4].sort(1).values
+            )
+
+
+def order_of_tiles(rows: torch.Tensor) -> torch.Tensor:
+    """Keys as a product's epilogue leaves them, by another kernel: the best of every tile alone."""
+    best = []
+    for start in range(0, rows.shape[1], 128):
+        found = torch.empty(len(rows), 1, dtype=torch.int64, device=rows.device)
+        scratch = torch.zeros(workspace_keys(len(rows), 128), dtype=torch.int64, device=rows.device)
+        best.append(top_candidates(rows[:, start : start + 128].contiguous(), found, scratch))
+    ids = torch.cat([found + 128 * n for n, found in enumerate(best)], dim=1)
+    bits = rows.gather(1, ids).view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    return (ordered << 32) | (0xFFFFFFFF - ids)
+
+
 def test_rescore(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
-    """A shortlist in any order, with ties; rows of anchors are left out."""
+    """A shortlist in any order, with ties and empty places; rows of anchors are left out."""
     for dtype in dtypes:
         rows, weight = (randn(n, 40, device=device, dtype=dtype) for n in (12, 90))
         weight[7] = weight[3]
         slots = rows.view(3, 4, 40)[:, 1:].flatten(0, 1)
-        shortlist = torch.stack([torch.randperm(90, device=device)[:11] for _ in slots])
-        shortlist[0, :2] = torch.tensor([7, 3])
-        shortlist[0, 2:] = torch.arange(20, 29)
-        ids = rescore(rows, weight, shortlist, torch.full((9, 5), -1, device=device), 4)
-        exact = (slots.float() @ weight.float().T).gather(1, shortlist.sort(1).values)
+        listed = torch.stack([torch.randperm(90, device=device)[:11] for _ in slots])
+        listed[0, :2] = torch.tensor([7, 3])
+        listed[0, 2:] = torch.arange(20, 29)
+        listed[1, [0, 4]] = -1
+        ids = rescore(rows, weight, listed, torch.full((9, 5), -1, device=device), 4)
+        ascending = listed.sort(1).values
+        exact = (slots.float() @ weight.float().T).gather(1, ascending.clamp_min(0))
+        exact = torch.where(ascending < 0, float("-inf"), exact)
         order = exact.sort(dim=1, descending=True, stable=True).indices[:, :5]
-        assert torch.equal(ids, shortlist.sort(1).values.gather(1, order))
+        assert torch.equal(ids, ascending.gather(1, order))
 
 
 @pytest.mark.parametrize(("block", "rank", "m"), [(2, 24, 8), (8, 64, 40), (16, 40, 16)])

@@ -78,10 +78,8 @@ class Scheduler:
         started, clock = time.perf_counter(), self.models.clock
         self._drop_given_up()
         self._admit()
-        if self._goes_ahead or self._queued:
-            prompts, batch = self._turn_ahead()
-        else:
-            prompts, batch = self._turn_in_step()
+        turn = self._turn_ahead if self._goes_ahead or self._queued else self._turn_in_step
+        prompts, batch = turn()
         if not self._queued:
             self._say()  # no round follows that would
         seconds, model, waited = time.perf_counter() - started, clock.take(), clock.take_waited()

@@ -16,7 +16,6 @@ from dspine_kernels.linear import FEW_ROWS
 from dspine_kernels.rows import embed_block, rms_norm
 from dspine_kernels.topk.kernel import workspace_keys
 from dspine_kernels.transition import TransitionScratch, transition_scores, walk_choices
-from dspine_kernels.transition.lattice import LatticeScratch, walk_lattice
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
@@ -30,7 +29,6 @@ __all__ = ["CacheView", "ContextPass", "DraftPass", "Step"]
 # Attention programs per launch (two a multiprocessor, less for a single sequence, whose partial results cost more than they hide);
 # measured by tools/bench_draft.py.
 TARGET_PROGRAMS = 264
-LATTICE = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,6 @@ class DraftPass:
         self.receiver_gate = torch.empty(self.rows, m, device=device)
         self.scores = torch.empty(self.batch, slots, k, k, device=device)
         self.q = torch.empty(self.batch, slots, k, device=device)
-        self.lattice = LatticeScratch.of(self.batch, slots, k, m, device) if LATTICE else None
         self.scratch = TransitionScratch.of(self.batch * slots, k, m, like)
 
     def readout_of(self, *, last: bool) -> Tensor:
@@ -141,8 +138,6 @@ class DraftPass:
         steps = [Step("embed", self._embed), *self.layers.steps()]
         if self.config.transfer is None:
             return [*steps, Step("tokens", lambda: self.tokens.view(-1).copy_(self.candidate_ids[:, 0]))]
-        if self.lattice is not None:
-            return [*steps, Step("transition", self._score_and_walk)]
         return [*steps, Step("transition", self._score), Step("walk", self._walk)]
 
     def _embed(self) -> None:
@@ -159,18 +154,6 @@ class DraftPass:
             self._candidates(), weights.token_table, weights.score_table, weights.gram, weights.norm, weights.lm_head, self.eps,
             self.temperature, self.uniforms, self.scores, self.scratch, self.block,
         )  # fmt: skip
-
-    def _score_and_walk(self) -> None:
-        weights, transfer, squares, scratch = self.weights, self.config.transfer, self.layers.squares, self.lattice
-        assert transfer is not None and scratch is not None and weights.token_table is not None
-        assert weights.score_table is not None and weights.gram is not None
-        walk_lattice(
-            self.logits, squares["down"], squares["write"], self.last_readout[:, -transfer.message_size :], self.receiver_gate, self.z,
-            self.anchor_ids, self._candidates(), weights.token_table, weights.score_table, weights.gram, self.config.hidden_size,
-            self.eps, self.temperature, self.uniforms, self.scores, self.tokens, self.q, scratch,
-        )  # fmt: skip
-        if transfer.top_k > 16:
-            walk_choices(scratch.choices, scratch.soft, self._candidates(), self.temperature, self.tokens, self.q)
 
     def _walk(self) -> None:
         walk_choices(self.scratch.choices, self.scratch.soft, self._candidates(), self.temperature, self.tokens, self.q)

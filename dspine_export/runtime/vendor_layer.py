@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from dspine_kernels.injection import gate_projections
-from dspine_kernels.linear import Plan, Workspace, linear
 from dspine_kernels.rows import rms_norm, silu_mul, write_and_norm
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
@@ -20,15 +18,12 @@ if TYPE_CHECKING:
     from dspine_export.runtime.kernel_pass import DraftPass
 
 
-READ_PLAN: Plan | None = None  # readouts by our own product
-
-
 class VendorLayers:
     """Launches. squares: float32 [1, R], of x before the injection's write."""
 
     def __init__(self, draft: DraftPass) -> None:
         self.draft = draft
-        self.squares = {"down": draft.squares.view(1, -1), "write": torch.empty_like(draft.squares).view(1, -1)}
+        self.squares = {"down": draft.squares.view(1, -1)}
         self.gate_up = draft.x.new_empty(draft.rows, 2 * draft.config.intermediate_size)
         self.update = torch.empty_like(draft.x)
         gates = draft.weights.gates
@@ -71,18 +66,11 @@ class VendorLayers:
         read = layer.folded if draft.folded else readout
         assert read is not None
         return [
-            Step("readout", self._read(read, target)),
+            Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
             *self._messages(target, last=last),
             Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
             self._write_and_norm(following, last=last),
         ]
-
-    def _read(self, read: Tensor, target: Tensor) -> Callable[[], object]:
-        draft, plan = self.draft, READ_PLAN
-        if plan is None:
-            return lambda: torch.mm(draft.x, read.T, out=target)
-        workspace = Workspace.for_plans([(plan, draft.rows, read.shape[0])], target.device)
-        return lambda: linear(draft.x, read, target, plan, workspace)
 
     def _write_and_norm(self, following: Tensor, *, last: bool) -> Step:
         """Adds the injection's update. Of the last layer only the norm is read on; its state from before the write stays: the
@@ -90,8 +78,7 @@ class VendorLayers:
         """
         draft, injected = self.draft, self.draft.written if last else self.draft.x
         finish = partial(
-            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, injected, draft.normed,
-            draft.squares, self.squares["write"],
+            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, injected, draft.normed, draft.squares
         )  # fmt: skip
         return Step("write_norm", finish)
 

@@ -56,8 +56,8 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
 
 @triton.jit
 def _write_and_norm(
-    hidden, update, weight, injected, normed, squares_out, written_out, columns, block, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+    hidden, update, weight, injected, normed, squares_out, columns, block, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     ok = at < columns
@@ -74,10 +74,7 @@ def _write_and_norm(
     start_next(PDL)
     tl.store(injected + row * columns + at, values, mask=ok)
     wide = values.to(tl.float32)
-    squares = tl.sum(wide * wide, 0)
-    if written_out is not None:
-        tl.store(written_out + row, squares)
-    scale = tl.rsqrt(squares / columns + eps)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
     gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
     tl.store(normed + row * columns + at, (wide * scale * gain).to(kind), mask=ok)
 
@@ -91,21 +88,19 @@ def write_and_norm(
     injected: Tensor,
     normed: Tensor,
     squares: Tensor,
-    squares_written: Tensor | None = None,
 ) -> None:
     """The injection's write, and the RMSNorm that follows it, in one pass over the rows.
 
     Args:
         hidden: [N*B, d] before the write; update: [N*B, d], Wr z.
         weight: gain [d] of the norm that reads the result (the next layer's, or the final one).
-        injected, normed: [N*B, d], written. squares, squares_written: float32 [N*B], receive |hidden|^2 and, where
-            given, |injected|^2.
+        injected, normed: [N*B, d], written. squares: float32 [N*B], receives |hidden|^2.
     """
     rows, columns = hidden.shape
     width = triton.next_power_of_2(columns)
     _write_and_norm[(rows,)](
-        hidden, update, weight, injected, normed, squares, squares_written, columns, block, eps, BLOCK=width,
-        num_warps=min(16, max(1, width // 512)), **dependent(_write_and_norm, hidden),
+        hidden, update, weight, injected, normed, squares, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512)),
+        **dependent(_write_and_norm, hidden),
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ BLOCKS_PER_PROGRAM = 16
 GROUP = 16  # blocks
 MAX_CANDIDATES = 64
 SELECT_WARPS = 4  # of up to 16 candidates
-BY_PLACE, PART, MOST_KEYS = False, 16, 2048
 LOWEST = -(1 << 63)
 
 
@@ -128,15 +127,6 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     """As `top_candidates`, from the largest keys of every `width` (a power of two) logits: int64 [R, ceil(V / width)]."""
     vocabulary, (rows, count) = logits.shape[1], ids.shape
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
-    if BY_PLACE and 1 < count <= 16 and blocks <= MOST_KEYS:
-        from dspine_kernels.topk.ranks import _select_by_place
-
-        _select_by_place[(rows,)](
-            logits, keys, ids, vocabulary, blocks, count, block,
-            WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, PART=min(PART, width), LOWEST=LOWEST,
-            num_warps=SELECT_WARPS, **dependent(_select_by_place, logits),
-        )  # fmt: skip
-        return ids
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
         WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, LOWEST=LOWEST,

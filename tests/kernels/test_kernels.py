@@ -38,7 +38,6 @@ from dspine_kernels.transition import (
     transition_scores_reference,
     walk_choices,
 )
-from dspine_kernels.transition import lattice as lattices
 
 from tests.kernels.comparison import close, poisoned, randn
 
@@ -111,12 +110,8 @@ def test_write_and_norm(device: torch.device, dtypes: tuple[torch.dtype, ...]) -
         assert torch.equal(injected[::5], hidden[::5])
 
 
-@pytest.mark.parametrize("by_place", [False, True], ids=["rounds", "places"])
 @pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33), (70, 40), (4100, 13), (20, 16)])
-def test_top_candidates(
-    vocabulary: int, count: int, by_place: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dspine_kernels.topk.kernel.BY_PLACE", by_place)
+def test_top_candidates(vocabulary: int, count: int, device: torch.device) -> None:
     logits = torch.randn(3, vocabulary, device=device)
     logits[1] = logits[1].round()  # ties everywhere, across the boundary too
     logits[2, ::3] = float("-inf")
@@ -355,49 +350,6 @@ def test_transition_scores(
         assert torch.equal(tokens, want_tokens)
         close(q, want_q, torch.float32)
         close(scores, transition_scores_reference(pre, receiver, anchors, candidates, *weights, 1e-6), dtype)
-
-
-@pytest.mark.parametrize("few", [0, 9], ids=["many", "few"])
-@pytest.mark.parametrize(
-    ("block", "count", "hidden", "m"), [(2, 4, 40, 8), (8, 16, 136, 40), (4, 18, 264, 160), (6, 1, 40, 16)]
-)
-def test_walk_lattice(
-    block: int, count: int, hidden: int, m: int, few: int, device: torch.device, dtypes: tuple[torch.dtype, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Scores from the refined logits, and the walk, without the head; twice, because the scratch must be clean afterwards."""
-    monkeypatch.setattr(lattices, "FEW", few)
-    for dtype in dtypes:
-        batch, vocabulary, eps = 3, 60, 1e-6
-        pre = randn(batch, block, hidden, device=device, dtype=dtype, scale=2.0)
-        receiver, z = torch.randn(batch, block, m, device=device), randn(batch, block, m, device=device, dtype=dtype)
-        anchors = torch.randint(0, vocabulary, (batch,), device=device)
-        rows = [torch.randperm(vocabulary, device=device)[:count] for _ in range(batch * (block - 1))]
-        candidates = torch.stack(rows).view(batch, block - 1, count).contiguous()
-        table, head = (randn(vocabulary, n, device=device, dtype=dtype) for n in (2 * m, hidden))
-        write, gain = randn(hidden, m, device=device, dtype=dtype, scale=0.2), randn(hidden, device=device, dtype=dtype)
-        squares = pre.float().pow(2).unflatten(-1, (4, -1)).sum(-1).flatten(0, 1).T.contiguous()
-        scale = (squares.sum(0) / hidden).sqrt().view(batch, block, 1)
-        written = (pre.float() + scale * (z.float() @ write.float().T)).flatten(0, 1)
-        logits = (rms_norm_reference(written, gain, eps)) @ head.float().T
-        pull = (pre.float() @ write.float()).to(dtype).flatten(0, 1)
-        heat, uniforms = torch.tensor([0.0, 0.8, 0.3], device=device), torch.rand(batch, block - 1, device=device)
-        scratch = lattices.LatticeScratch.of(batch, block - 1, count, m, torch.device(device))
-        for _ in range(2):
-            scores, q = (poisoned(batch, block - 1, *tail, device=device) for tail in ((count, count), (count,)))
-            tokens = torch.full_like(candidates[..., 0], -1)
-            lattices.walk_lattice(
-                logits, squares, written.pow(2).sum(-1).view(1, -1), pull, receiver, z.flatten(0, 1), anchors, candidates, table,
-                *fold_scores(head, gain, write), hidden, eps, heat, uniforms, scores, tokens, q, scratch,
-            )  # fmt: skip
-            if count > 16:
-                walk_choices(scratch.choices, scratch.soft, candidates, heat, tokens, q)
-            want_tokens, want_q = lattice_walk_reference(scores, candidates, heat, uniforms)
-            assert torch.equal(tokens, want_tokens)
-            close(q, want_q, torch.float32)
-            want = transition_scores_reference(pre, receiver, anchors, candidates, table, write, gain, head, eps)
-            close(scores, want, dtype)
-        assert not bool(scratch.counters.any())
 
 
 @pytest.mark.parametrize("count", [1, 5, 16])

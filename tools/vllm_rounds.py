@@ -79,8 +79,8 @@ class Recorder:
 class Agreement:
     """Outcome: tokens compared, tokens equal, and of the others how far apart the torch model saw the two choices.
 
-    ``margins`` are differences of the torch model's scores over the standard deviation of the slot's candidate scores; infinite for a
-    token that is none of its candidates.
+    ``margins`` are differences of the torch model's scores over the standard deviation of the slot's candidate scores; for a token that
+    is none of its candidates, of the logits that selected them, and nothing behind it in the block is compared.
     """
 
     rounds: int = 0
@@ -110,12 +110,15 @@ def compare_rounds(drafter: Drafter, recorder: Recorder) -> Agreement:
     for one in recorder.complete():
         context = recorder.context(one).to(drafter.embed_tokens)
         anchor = torch.tensor([one.anchor], device=context.device)
-        _compare(one, drafter.draft(anchor, context, torch.tensor([one.length])), found)
+        wanted = drafter.draft(anchor, context, torch.tensor([one.length]), return_intermediates=True)
+        _compare(one, wanted, drafter.lm_head, found)
     return found
 
 
-def _compare(one: Round, wanted: DraftOutput, found: Agreement) -> None:
-    assert wanted.candidate_ids is not None and wanted.transition_scores is not None
+def _compare(one: Round, wanted: DraftOutput, lm_head: Tensor, found: Agreement) -> None:
+    assert (
+        wanted.candidate_ids is not None and wanted.transition_scores is not None and wanted.hidden_states is not None
+    )
     found.rounds += 1
     candidates, scores, index = wanted.candidate_ids[0].tolist(), wanted.transition_scores[0], 0
     for slot, token in enumerate(one.tokens):
@@ -123,7 +126,9 @@ def _compare(one: Round, wanted: DraftOutput, found: Agreement) -> None:
         best = int(row.argmax())
         found.tokens += 1
         if token not in candidates[slot]:
-            found.margins.append(float("inf"))
+            logits = lm_head @ wanted.hidden_states[0, slot + 1]
+            among = logits[candidates[slot]]
+            found.margins.append(float((among.min() - logits[token]) / among.std()))
             return
         index = candidates[slot].index(token)
         if index == best:

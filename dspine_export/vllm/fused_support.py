@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SWITCH, DEFAULT = "DSPINE_VLLM_FUSED", "0"  # 0: vLLM's own layers
+SWITCH, DEFAULT = "DSPINE_VLLM_FUSED", "1"  # 0: vLLM's own layers
 _ROTATIONS = ("RotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 
 

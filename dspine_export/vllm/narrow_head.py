@@ -15,7 +15,7 @@ from torch import Tensor
 from dspine_export.runtime.fp8_weights import quantise
 from dspine_export.vllm.fused_messages import skinny_plan
 
-SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "0"  # 0: candidates by the head alone
+SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "1"  # 0: candidates by the head alone
 MOST_CANDIDATES = 16  # a shortlist has twice as many places
 FEW_ROWS = 64  # most rows of our own product
 

@@ -88,7 +88,8 @@ def test_greedy_output_and_drafts(noisy: Pair, prompts: list[list[int]], alone: 
     assert len(to_the_end[0]) == 16
     found = agreement(noisy, recorder)
     assert found.rounds >= 40
-    assert found.equal == found.tokens, found.as_dict()
+    # On a GPU vLLM's attention multiplies float32 as TF32: a tie may go the other way.
+    assert found.equal == found.tokens or (ON_GPU and found.share > 0.99 and max(found.margins) < 0.01), found.as_dict()
 
 
 def test_prefix_cache_chunked_prefill_and_sampling(

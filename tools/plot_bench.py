@@ -1,7 +1,8 @@
-"""The figure of a `dspine-export bench` report: time per draft pass against the floor.
+"""Figure of a draft-pass benchmark: microseconds beside the floor by batch, and how far above the floor a pass stays with the context.
 
-pip install matplotlib
-python -m tools.plot_bench tools/results/bench_draft_h200.json --out tools/results/bench_draft_h200.png
+    python -m tools.plot_bench --result tools/results/bench_draft_h200.json --out tools/results/bench_draft_h200.png
+
+Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -11,65 +12,81 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONTENDERS = (
-    ("naive_graph", "eager model in a CUDA graph", "#b9b4ad", "///"),
-    ("compiled_graph", "torch.compile in a CUDA graph", "#8fa3b5", ""),
-    ("ours", "our kernels", "#2a7f62", ""),
-    ("ours_fp8", "our kernels, float8 weights", "#8ccfb0", ""),
-)
+SERIES = {
+    "naive_graph": ("torch modules in a CUDA graph", "#c9c9c9"),
+    "compiled_graph": ("torch.compile", "#8c8c8c"),
+    "ours": ("ours", "#d33682"),
+    "ours_fp8": ("ours, float8 weights", "#e39ac0"),
+}
+KINDS = ("DFlash", "DSpine")
+STYLES = {1: "-", 8: "--", 32: "-.", 128: ":"}
 
 
-def value(row: dict[str, Any], key: str) -> float:
-    """Milliseconds; 0 where nothing was measured."""
-    return float(row.get(key) or 0.0) / 1000
+def rows_of(result: dict[str, Any], kind: str, context: int) -> list[dict[str, Any]]:
+    """The measured rows of one drafter at one context, by batch."""
+    found = [row for row in result["rows"] if row["kind"] == kind and row["context"] == context and "ours" in row]
+    return sorted(found, key=lambda row: row["batch"])
 
 
-def draw_panel(axes: Any, rows: list[dict[str, Any]], label: str, title: str) -> None:
-    """Grouped bars, one group a row, with the floor as a line across its group."""
-    width = 0.8 / len(CONTENDERS)
-    for index, (key, name, colour, hatch) in enumerate(CONTENDERS):
-        at = [group - 0.4 + width * (index + 0.5) for group in range(len(rows))]
-        axes.bar(at, [value(row, key) for row in rows], width, label=name, color=colour, hatch=hatch, edgecolor="white")
-    for group, row in enumerate(rows):
-        floor = row["floor"]["total"] / 1000
-        axes.plot([group - 0.42, group + 0.42], [floor, floor], color="#c0392b", label="floor" if group == 0 else None)
-        if row.get("ours"):
-            text = f"{row['ours'] / row['floor']['total']:.2f}x"
-            at_x = group - 0.4 + width * 2.5
-            axes.annotate(text, (at_x, value(row, "ours")), ha="center", va="bottom", fontsize=7)
-    axes.set_xticks(range(len(rows)), [f"{row[label]:,}" for row in rows])
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.3)
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
-    axes.set_title(title, fontsize=9)
-    axes.set_xlabel("sequences" if label == "batch" else "context tokens", fontsize=8)
+def bars(axis: Any, result: dict[str, Any], kind: str, context: int) -> None:
+    """One group per batch, one bar per way to run the pass, the floor as a line across the group."""
+    rows = rows_of(result, kind, context)
+    names = [name for name in SERIES if any(name in row for row in rows)]
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        at = [index - 0.4 + width * (place + 0.5) for index, row in enumerate(rows) if name in row]
+        label, colour = SERIES[name]
+        axis.bar(at, [row[name] for row in rows if name in row], width, color=colour, label=label)
+    for index, row in enumerate(rows):
+        floor = row["floor"]["total"]
+        axis.hlines(floor, index - 0.45, index + 0.45, color="black", lw=1.4, label="floor" if index == 0 else None)
+        axis.annotate(f"{row['ours'] / floor:.2f}x", (index, row["ours"]), ha="center", va="bottom", fontsize=7)
+    axis.set_xticks(range(len(rows)), [f"batch {row['batch']}" for row in rows])
+    axis.set(yscale="log", ylabel="microseconds a pass", title=f"{kind}, context {context:,}")
+    axis.legend(fontsize=7, frameon=False, loc="upper left")
 
 
-def main() -> None:
-    """Command line."""
+def contexts(axis: Any, result: dict[str, Any]) -> None:
+    """Time over floor against the context, DSpine; one line per batch."""
+    for batch, style in STYLES.items():
+        rows = [row for row in result["rows"] if row["kind"] == "DSpine" and row["batch"] == batch and "ours" in row]
+        rows.sort(key=lambda row: row["context"])
+        if rows:
+            ratios = [row["ours"] / row["floor"]["total"] for row in rows]
+            axis.plot(
+                [row["context"] for row in rows],
+                ratios,
+                style,
+                color="#d33682",
+                marker="o",
+                ms=3,
+                label=f"batch {batch}",
+            )
+    axis.axhline(1, color="black", lw=1)
+    axis.set(xscale="log", xlabel="context, tokens", ylabel="time / floor", title="DSpine, ours")
+    axis.legend(fontsize=7, frameon=False)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Draw one result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path)
+    parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    a = parser.parse_args()
+    arguments = parser.parse_args(argv)
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    import matplotlib.pyplot as plt
 
-    report = json.loads(a.report.read_text())
-    rows = [row for row in report["rows"] if "floor" in row]
-    first, smallest = min(row["context"] for row in rows), min(row["batch"] for row in rows)
-    figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.4), constrained_layout=True)
-    for axes, kind in zip(panels, ("DFlash", "DSpine"), strict=False):
-        chosen = [row for row in rows if row["kind"] == kind and row["context"] == first]
-        draw_panel(axes, chosen, "batch", f"{kind}, context {first:,}")
-    chosen = [row for row in rows if row["kind"] == "DSpine" and row["batch"] == smallest]
-    draw_panel(panels[2], chosen, "context", f"DSpine, {smallest} sequence")
-    panels[0].set_ylabel("milliseconds per draft pass", fontsize=8)
-    panels[0].legend(fontsize=7, loc="upper left")
-    figure.suptitle(f"{report['device']}, torch {report['torch']}, Qwen3-8B drafter shapes, bfloat16", fontsize=9)
-    figure.savefig(a.out, dpi=150)
+    result = json.loads(arguments.result.read_text())
+    shortest = min(row["context"] for row in result["rows"])
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), width_ratios=[1, 1, 0.8])
+    for axis, kind in zip(axes, KINDS, strict=False):
+        bars(axis, result, kind, shortest)
+    contexts(axes[2], result)
+    figure.suptitle(f"One draft pass, {result['device']}, Qwen3-8B shapes, bfloat16", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(arguments.out, dpi=110)
 
 
 if __name__ == "__main__":

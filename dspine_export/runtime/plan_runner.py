@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dspine_export.errors import DependencyError, DspineWarning, UsageError
 from dspine_export.lowering.engine.backend import Backend
+from dspine_export.lowering.engine.full_precision import tf32_warning
 
 # Member of the bindings' DataType -> torch. Strings, because the module is known only at run time.
 _DTYPES = {
@@ -105,7 +106,7 @@ class PlanRunner:
 
 
 def load_plan(backend: Backend, path: Path, device: torch.device, *, host_code: bool = False) -> PlanRunner:
-    """Deserialises a plan that `plan_check` has passed.
+    """Deserialises a plan that `plan_check` has passed. Warns where the environment lets float32 products be rounded to TF32.
 
     Args:
         host_code: the plan carries its plugin library, which the runtime must be told to accept.
@@ -113,6 +114,9 @@ def load_plan(backend: Backend, path: Path, device: torch.device, *, host_code: 
     Raises:
         DependencyError: the library refuses it; its own words are quoted.
     """
+    doubt = tf32_warning()
+    if doubt is not None:
+        warnings.warn(doubt, DspineWarning, stacklevel=2)
     runtime = backend.module.Runtime(backend.logger)
     if host_code:
         runtime.engine_host_code_allowed = True

@@ -52,6 +52,8 @@ class Backend:
 def open_backend(builder: str = "auto") -> Backend:
     """The backend for ``builder`` (``auto``, ``tensorrt`` or ``tensorrt-rtx``); the same object at every call.
 
+    Its library is loaded with ``NVIDIA_TF32_OVERRIDE=0``, unless the user has set that variable (see `full_precision`).
+
     Raises:
         UsageError: an unknown name.
         DependencyError: it is missing or broken (see `discovery.select`).
@@ -126,9 +128,8 @@ def create_config(backend: Backend, builder: Any, network: Any, graph: EngineGra
     """
     config = builder.create_builder_config()
     config.profiling_verbosity = backend.module.ProfilingVerbosity.DETAILED  # layer names survive into the plan
-    config.clear_flag(
-        backend.module.BuilderFlag.TF32
-    )  # on by default; a float32 graph is the specification and means float32
+    # On by default; a float32 graph is the specification and means float32. TensorRT-RTX needs more than the flag: `full_precision`.
+    config.clear_flag(backend.module.BuilderFlag.TF32)
     set_target(backend.module, config, target)
     names = {network.get_input(index).name for index in range(network.num_inputs)}
     profile = builder.create_optimization_profile()

@@ -14,6 +14,7 @@ from dspine_export.errors import BuildError, DependencyError, OutputError
 from dspine_export.lowering.engine import backend as backends
 from dspine_export.lowering.engine.backend import Backend, open_backend
 from dspine_export.lowering.engine.callbacks import PlanSink
+from dspine_export.lowering.engine.full_precision import tf32_warning
 from dspine_export.lowering.engine.graph import ENTRIES, EngineGraph, load_graph
 from dspine_export.lowering.engine.inspect import (
     NetworkSummary,
@@ -89,7 +90,7 @@ def build_engines(
             compute_capabilities=target.capabilities,
             profile=profile.to_json(),
             plans=plans,
-            warnings=target.warnings,
+            warnings=(*target.warnings, *filter(None, [tf32_warning()])),
         )
         result.write(partial)
     return result

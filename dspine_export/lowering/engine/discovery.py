@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Literal
 
 from dspine_export.errors import DependencyError, UsageError
+from dspine_export.lowering.engine.full_precision import rule_out_tf32
 
 BuilderName = Literal["tensorrt", "tensorrt-rtx"]
 BUILDERS: tuple[BuilderName, ...] = ("tensorrt", "tensorrt-rtx")
@@ -49,7 +50,10 @@ class Installation:
 
 
 def discover(name: BuilderName) -> Installation:
-    """Import one builder, or say precisely why it cannot be used. Never raises and never lets the process abort."""
+    """Import one builder, or say precisely why it cannot be used. Never raises and never lets the process abort.
+
+    Sets ``NVIDIA_TF32_OVERRIDE=0`` before the import unless the user has set it: see `full_precision`.
+    """
     module_name = _MODULES[name]
     if importlib.util.find_spec(module_name) is None:
         if importlib.util.find_spec(f"{module_name}_bindings") is not None:
@@ -62,6 +66,7 @@ def discover(name: BuilderName) -> Installation:
             repair_rtx_library_link()
         except DependencyError as error:
             return Installation(name, None, None, error.what, error.fix)
+    rule_out_tf32()
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # by its age, a broken wheel raises ImportError, OSError or RuntimeError

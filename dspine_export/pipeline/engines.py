@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from dspine_plugins import build_plugins, find_plugins, load_abi
-from dspine_plugins.build import LIBRARY_NAME, LIBRARY_VARIABLE
+from dspine_plugins.build import AUTOREG_NAME, LIBRARY_NAME, LIBRARY_VARIABLE
 from dspine_plugins.toolchain import find_toolchain
 
 from dspine_export.bundle import EngineEntry
@@ -62,8 +62,11 @@ def provide_plugins(staging: Path, given: Path | None, progress: Progress) -> Pa
     load_abi(source)
     folder.mkdir(exist_ok=True)
     destination = folder / LIBRARY_NAME
-    destination.unlink(missing_ok=True)
-    shutil.copyfile(source, destination)
+    for file in (source, source.with_name(AUTOREG_NAME)):  # the shim for hosts that only dlopen, where there is one
+        copy = destination.with_name(LIBRARY_NAME if file is source else AUTOREG_NAME)
+        copy.unlink(missing_ok=True)
+        if file.is_file():
+            shutil.copyfile(file, copy)
     return destination
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from dspine_plugins.build import AUTOREG_NAME
 
 from dspine_export.bundle import (
     Bundle,
@@ -143,16 +145,29 @@ def _locations(
     bundle: Path, present: Path, contents: Contents, target: Path, output: Path, options: RepositoryOptions
 ) -> Locations:
     """`present` is where the bundle's files are now."""
-    plans = _plans(present, contents.engines, bundle) if "plan" in options.flavors else {}
     if options.files != "reference":
-        return Locations(BUNDLE_FOLDER, TARGET_FOLDER, plans=plans)
-    return Locations(relative_to_repository(bundle, output), relative_to_repository(target, output), plans=plans)
+        locations = Locations(BUNDLE_FOLDER, TARGET_FOLDER)
+    else:
+        locations = Locations(relative_to_repository(bundle, output), relative_to_repository(target, output))
+    if "plan" not in options.flavors:
+        return locations
+    engine = _served_engine(contents.engines, bundle)
+    plans = {entry: present / path for entry, path in engine.plans.items()}
+    return replace(locations, plans=plans, plugins=_loadable(engine, present))
 
 
-def _plans(present: Path, engines: Sequence[EngineEntry], bundle: Path) -> dict[str, Path]:
+def _loadable(engine: EngineEntry, present: Path) -> str | None:
+    """Triton's TensorRT backend does no more than dlopen a plugin library: that takes the shim, which loads the library beside it."""
+    if engine.plugin_library is None:
+        return None
+    shim = PurePosixPath(engine.plugin_library).with_name(AUTOREG_NAME).as_posix()
+    return shim if (present / shim).is_file() else engine.plugin_library
+
+
+def _served_engine(engines: Sequence[EngineEntry], bundle: Path) -> EngineEntry:
     for engine in reversed(engines):
         if engine.builder == _PLAN_BUILDER:
-            return {entry: present / path for entry, path in engine.plans.items()}
+            return engine
     built = ", ".join(f"{engine.builder} {engine.builder_version}" for engine in engines)
     raise UsageError(
         "Triton's TensorRT backend runs plans of TensorRT, and the bundle has none",

@@ -78,13 +78,15 @@ class RepositoryOptions:
 class Locations:
     """Where bundle and target are, seen from the repository's own directory, which is the server's working directory.
 
-    `plans`: the bundle's plans of the plan flavour, by entry; empty without it. `vllm`: the drafter directory of the vllm flavour.
+    `plans`: the bundle's plans of the plan flavour, by entry; empty without it. `plugins`: what its server must load for them, in the
+    bundle; None where they need nothing. `vllm`: the drafter directory of the vllm flavour.
     """
 
     bundle: str
     target: str
     vllm: str = ""
     plans: Mapping[str, Path] = field(default_factory=dict)
+    plugins: str | None = None
 
     def from_models(self, path: str) -> str:
         """The same path seen from ``model_repository/``, where the backend's relative paths start."""

@@ -11,6 +11,7 @@ OUT/manifest.json                       what was generated; `--force` replaces n
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -53,6 +54,12 @@ _NOTES: dict[Flavor, str] = {
     "vllm": "* `vllm_dspine`: `1/model.json` goes to vLLM as it is; its paths start at this directory, the server's working directory.",
     "plan": "* `dspine_*_plan`: the embeddings and the head are inputs of the draft plan; pass them once, as CUDA shared memory.",
 }
+
+
+# The server loads these plans itself, so that nothing of ours can set it there. The default without a colon: empty is a value too.
+_FULL_PRECISION = """# float32 products of the plans stay float32, whatever the library's default is; a value that is set here wins.
+export NVIDIA_TF32_OVERRIDE=${NVIDIA_TF32_OVERRIDE-0}
+"""
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,10 @@ def _write_model(folder: Path, config: Any) -> None:
 def _write_scripts(staging: Path, options: RepositoryOptions, locations: Locations) -> None:
     extra = ""
     if "plan" in options.flavors:
-        library = f"{locations.bundle}/plugins/libdspine_trt_plugins.so"
-        extra = f'arguments+=(--backend-config=tensorrt,plugins="$(realpath "{library}")")\n'
+        extra = _FULL_PRECISION
+        if locations.plugins is not None:
+            library = shlex.quote(f"{locations.bundle}/{locations.plugins}")
+            extra += f'arguments+=(--backend-config=tensorrt,plugins="$(realpath {library})")\n'
     served = " ".join(options.served_names)
     values = {
         "served": served,

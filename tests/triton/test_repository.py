@@ -300,6 +300,9 @@ def test_plan_flavour(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
     folder.mkdir(parents=True)
     for entry in ("context", "draft"):
         (folder / f"{entry}.plan").write_bytes(entry.encode())
+    (bundle / "plugins").mkdir(exist_ok=True)
+    for name in ("libdspine_trt_plugins.so", "libdspine_trt_autoreg.so"):
+        (bundle / "plugins" / name).touch()
     manifest = open_bundle(bundle).manifest
     from dspine_export.bundle import inventory, write_manifest
 
@@ -308,6 +311,7 @@ def test_plan_flavour(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
         builder="tensorrt",
         builder_version="10.14",
         sm="sm_90",
+        plugin_library="plugins/libdspine_trt_plugins.so",
         plans={entry: f"engines/tensorrt-10.14-sm_90/{entry}.plan" for entry in ("context", "draft")},
         compute_capabilities=("9.0",),
         profile=Profile(),
@@ -325,8 +329,24 @@ def test_plan_flavour(tiny: Served, tmp_path: Path, invoke: Invoke) -> None:
     ]
     assert (output / "model_repository" / "dspine_draft_plan" / "1" / "model.plan").read_bytes() == b"draft"
     launch = (output / "launch.sh").read_text()
-    assert 'tensorrt,plugins="$(realpath "bundle/plugins/libdspine_trt_plugins.so")"' in launch
+    assert 'tensorrt,plugins="$(realpath bundle/plugins/libdspine_trt_autoreg.so)"' in launch
     assert "${DSPINE_MODELS:-dspine_context_plan dspine_draft_plan}" in launch
+    assert seen_by_the_server(output, tmp_path) == "0"
+    assert seen_by_the_server(output, tmp_path, NVIDIA_TF32_OVERRIDE="1") == "1"
+
+
+def seen_by_the_server(repository: Path, folder: Path, **variables: str) -> str:
+    """NVIDIA_TF32_OVERRIDE as launch.sh hands it to the server, here a script."""
+    server = folder / "server" / "bin" / "tritonserver"
+    server.parent.mkdir(parents=True, exist_ok=True)
+    server.write_text('#!/bin/sh\nprintf %s "$NVIDIA_TF32_OVERRIDE"\n')
+    server.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "NVIDIA_TF32_OVERRIDE"}
+    environment |= {"TRITON_HOME": str(folder / "server"), "PYTHON": sys.executable, **variables}
+    started = subprocess.run(
+        [repository / "launch.sh"], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return started.stdout
 
 
 def test_container_files(made: Path) -> None:

@@ -29,20 +29,8 @@ class NarrowHead:
 
     @classmethod
     def of(cls, weight: Tensor, count: int) -> NarrowHead | None:
-        """A copy of `weight` [V, d], where the GPU multiplies float8, the switch is on and the candidates are not too many."""
-        suitable = (
-            weight.dtype == torch.bfloat16
-            and weight.shape[0] % 16 == weight.shape[1] % 16 == 0
-            and count <= MOST_CANDIDATES
-        )
-        if (
-            os.environ.get(SWITCH, DEFAULT) == "0"
-            or not suitable
-            or not weight.is_cuda
-            or torch.version.hip is not None
-        ):
-            return None
-        if torch.cuda.get_device_capability(weight.device)[0] < 9:
+        """A copy of `weight` [V, d]; None where the switch is off, candidates are too many or the GPU does not multiply float8."""
+        if os.environ.get(SWITCH, DEFAULT) == "0" or count > MOST_CANDIDATES or not _suits(weight):
             return None
         return cls(*quantise(weight))
 
@@ -62,10 +50,7 @@ class NarrowHead:
             logits, keys = self._skinny(rounded, block, len(ids))
             shortlist(logits, listed, block, keys)
         else:
-            logits = torch._scaled_mm(
-                rounded, self.values.T, scale_a=scales[:, None], scale_b=self.scales[None, :], out_dtype=rows.dtype, use_fast_accum=True
-            )  # fmt: skip
-            shortlist(logits, listed, block)
+            shortlist(_scaled_product(rounded, scales, self.values, self.scales), listed, block)
         return rescore(rows, weight, listed, ids, block)
 
     def _skinny(self, rounded: Tensor, block: int, slots: int) -> tuple[Tensor, Tensor | None]:
@@ -78,3 +63,24 @@ class NarrowHead:
         keys = torch.empty(slots, plan.tiles(len(self.values)), dtype=torch.int64, device=rounded.device)
         linear(rounded, self.values, logits, plan, workspace, keys=keys, block=block, scales=self.scales)
         return logits, keys if plan.weight_rows == TILE else None
+
+
+def _suits(weight: Tensor) -> bool:
+    """Whether the device and the vendor's library have a product for float8 copies of `weight`, tried on a few rows."""
+    if weight.dtype != torch.bfloat16 or weight.shape[0] % 16 or weight.shape[1] % 16:
+        return False
+    if not weight.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(weight.device)[0] < 9:
+        return False
+    values, scales = quantise(weight[:16])
+    try:
+        _scaled_product(values, scales, values, scales)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _scaled_product(rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """rows [R, K], weight [V, K] float8, float32 scales [R] and [V] -> bfloat16 [R, V]"""
+    return torch._scaled_mm(
+        rows, weight.T, scale_a=row_scales[:, None], scale_b=scales[None, :], out_dtype=torch.bfloat16, use_fast_accum=True
+    )  # fmt: skip

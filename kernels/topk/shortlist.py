@@ -111,7 +111,7 @@ def shortlist(logits: Tensor, ids: Tensor, block: int, keys: Tensor | None = Non
 
 @triton.jit
 def _rescore(
-    rows, weight, shortlist, ids_out, width, listed, count, block,
+    rows, weight, shortlist, ids_out, width, vocabulary, listed, count, block,
     S2: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     slot_row = tl.program_id(0).to(tl.int64)
@@ -131,9 +131,11 @@ def _rescore(
         x = tl.load(row_at + start, mask=inside[:, None] & (narrow == 0)[None, :], other=0.0)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
     start_next(PDL)
-    keys = tl.where(there, order_keys(tl.sum(acc, 1), ids), LOWEST)
+    # Empty places hold some id of the vocabulary, behind all others: of a row of NaN nothing is listed, and its ids are looked up too.
+    keys = tl.where(there, order_keys(tl.sum(acc, 1), ids), LOWEST + place.to(tl.int64))
     better = tl.sum(tl.where(keys[None, :] > keys[:, None], 1, 0), 1)
-    tl.store(ids_out + slot_row * count + better, ids, mask=there & (better < count))
+    ids = tl.where(there, ids, tl.minimum(place, vocabulary - 1))
+    tl.store(ids_out + slot_row * count + better, ids, mask=better < count)
 
 
 def rescore(rows: Tensor, weight: Tensor, shortlist: Tensor, ids: Tensor, block: int) -> Tensor:
@@ -141,8 +143,8 @@ def rescore(rows: Tensor, weight: Tensor, shortlist: Tensor, ids: Tensor, block:
 
     Args:
         rows: [N*B, d]; of every block of B rows the first is left out. weight: [V, d].
-        shortlist: int64 [N*(B-1), S], different ids in any order, at least K of them; negative ones are passed over.
-        ids: int64 [N*(B-1), K], written.
+        shortlist: int64 [N*(B-1), S], different ids in any order, S >= K; negative ones are passed over.
+        ids: int64 [N*(B-1), K], written; any ids of the vocabulary where fewer than K are listed.
 
     Returns:
         ids.
@@ -151,7 +153,7 @@ def rescore(rows: Tensor, weight: Tensor, shortlist: Tensor, ids: Tensor, block:
     assert listed >= ids.shape[1]
     wide = rows.element_size() == 4
     _rescore[(slots,)](
-        rows, weight, shortlist, ids, width, listed, ids.shape[1], block,
+        rows, weight, shortlist, ids, width, weight.shape[0], listed, ids.shape[1], block,
         S2=max(16, triton.next_power_of_2(listed)), BD=64 if wide else 256, PRECISION="ieee" if wide else "tf32", LOWEST=LOWEST,
         num_warps=4, num_stages=1 if wide else 4, **dependent(_rescore, rows),
     )  # fmt: skip

@@ -111,7 +111,11 @@ def test_write_and_norm(device: torch.device, dtypes: tuple[torch.dtype, ...]) -
 
 
 @pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33), (70, 40), (4100, 13), (20, 16)])
-def test_top_candidates(vocabulary: int, count: int, device: torch.device) -> None:
+@pytest.mark.parametrize("by_word", [False, True], ids=["keys", "words"])
+def test_top_candidates(
+    vocabulary: int, count: int, by_word: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dspine_kernels.topk.kernel.BY_WORD", by_word)
     logits = torch.randn(3, vocabulary, device=device)
     logits[1] = logits[1].round()  # ties everywhere, across the boundary too
     logits[2, ::3] = float("-inf")
@@ -169,13 +173,15 @@ def test_rescore(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
         listed = torch.stack([torch.randperm(90, device=device)[:11] for _ in slots])
         listed[0, :2] = torch.tensor([7, 3])
         listed[0, 2:] = torch.arange(20, 29)
-        listed[1, [0, 4]] = -1
+        listed[1, [0, 4]], listed[2] = -1, -1
         ids = rescore(rows, weight, listed, torch.full((9, 5), -1, device=device), 4)
         ascending = listed.sort(1).values
         exact = (slots.float() @ weight.float().T).gather(1, ascending.clamp_min(0))
         exact = torch.where(ascending < 0, float("-inf"), exact)
         order = exact.sort(dim=1, descending=True, stable=True).indices[:, :5]
-        assert torch.equal(ids, ascending.gather(1, order))
+        listed_rows = [0, 1, *range(3, 9)]
+        assert torch.equal(ids[listed_rows], ascending.gather(1, order)[listed_rows])
+        assert bool(((ids[2] >= 0) & (ids[2] < 90)).all())
 
 
 @pytest.mark.parametrize(("block", "rank", "m"), [(2, 24, 8), (8, 64, 40), (16, 40, 16)])

@@ -125,6 +125,10 @@ def test_candidates_by_a_rounded_copy(weights: FoldedInjection) -> None:
     hidden = hidden * torch.logspace(-3, 3, len(hidden), device=DEVICE)[:, None]
     head = replace(whole.head, narrow=narrow)
     assert torch.equal(head.fused_candidates(hidden, BLOCK, COUNT), wanted)
+    hidden[:BLOCK] = float("nan")  # a request gone wrong must not lead out of the tables
+    found = head.fused_candidates(hidden, BLOCK, COUNT)
+    assert torch.equal(found[1:], wanted[1:])
+    assert bool(((found[0] >= 0) & (found[0] < VOCABULARY)).all())
 
 
 class TwoRanks:

@@ -145,6 +145,7 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         if self._decoder is None or self._proposal is None:
             backbone = self.model
             _check_layout(speculator, backbone.block)
+            _leave_out_the_schedule(speculator, backbone)
             count = backbone.drafter.transfer.top_k
             norm = backbone.norm
             head = TargetHead.of(self.lm_head, norm.weight.dtype, count)
@@ -179,6 +180,19 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         taps = self.model.drafter.target_layer_ids
         order = sorted(range(len(taps)), key=taps.__getitem__)
         return fc.unflatten(1, (len(taps), -1))[:, order].flatten(1)
+
+
+def _leave_out_the_schedule(speculator: Any, backbone: DSpineBackbone) -> None:
+    """Every graph of vLLM's begins with the schedule of its own attention; ours has none. The warm-up before a capture tells whose runs."""
+    update = getattr(speculator, "_update_draft_decode_metadata", None)
+    if update is None:
+        return
+
+    def only_where_read(*args: Any, **kwargs: Any) -> None:
+        if backbone.last_pass is None:
+            update(*args, **kwargs)
+
+    speculator._update_draft_decode_metadata = only_where_read
 
 
 def _check_layout(speculator: Any, block: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from dspine_export.bundle import EngineEntry
 from dspine_export.lowering.engine import ProfileSpec, Range, build_engines
 from dspine_export.lowering.engine.backend import open_backend
+from dspine_export.lowering.engine.full_precision import VARIABLE
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import load_checkpoint
 from dspine_export.recipes import Profile
@@ -101,6 +103,7 @@ def main() -> None:
         "builder": f"{report.builder} {report.version}",
         "device": f"{torch.cuda.get_device_name()}, compute capability {torch.cuda.get_device_capability()}",
         "drafter": str(arguments.drafter),
+        VARIABLE: os.environ.get(VARIABLE),
         "build_seconds": round(seconds, 2),
         "warnings": list(report.warnings),
         "cases": cases,

@@ -1,7 +1,7 @@
 """The worker's loop on a GPU, every draft step replayed from a CUDA graph as TensorRT-LLM does: kernels, and a plan that really runs.
 
-The plan is built from the portable graphs, which hold no plugin, so that TensorRT-RTX 1.6.1 executes it on compute capability 9.0 too;
-its scores deviate there (`parted_blocks`), so that it is held to what the plan itself returns.
+The plan is built from the portable graphs, which hold no plugin, so that TensorRT-RTX 1.6.1 executes it on compute capability 9.0 too. It
+is held to what the plan itself returns, and its differences from the reference to what its scores may deviate (`parted_blocks`).
 DSPINE_TEST_GRAPHS names a folder with those graphs where they cannot be exported.
 """
 
@@ -23,6 +23,7 @@ from dspine_export.bundle import Bundle, EngineEntry, inventory, open_bundle, wr
 from dspine_export.checkpoint.load import open_checkpoint
 from dspine_export.lowering.engine import ProfileSpec, Range, build_engines
 from dspine_export.lowering.engine.discovery import discover
+from dspine_export.lowering.engine.full_precision import VARIABLE
 from dspine_export.lowering.onnx_export import export_onnx
 from dspine_export.model.loading import load_checkpoint
 from dspine_export.recipes import Profile
@@ -189,7 +190,7 @@ def test_plan_in_a_graph(
 def serve_undecided(loop: ServingLoop, label: str) -> None:
     judge = loop.judge = Undecided(loop.reference.lm_head, published_deviation())
     assert serve(loop) == judge.blocks == 17
-    print(f"\n{label}: {judge}")
+    print(f"\n{label}, {VARIABLE}={os.environ.get(VARIABLE)}: {judge}")
 
 
 def new_context_of_settled_kernels(runner: PlanRunner) -> Any:

@@ -5,7 +5,8 @@
 
 Writes a Hugging Face directory with its own byte-level BPE tokenizer, ``train_prompts.jsonl`` (beginnings of texts for the drafters'
 training corpus, from the training packages) and ``prompts/<package>.jsonl`` for every held-out package. The run is bounded by time;
-the learning rate follows the share of it that has passed.
+the learning rate follows the share of it that has passed. Tokenising needs no GPU: with ``--prepare`` the tokens are kept in ``tokens.xz``
+beside the tokenizer, and a later run over the same directory starts from them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ from tools.training.optimiser import learning_rate
 
 END, MASK = "<|endoftext|>", "<|mask|>"  # ids 0 and 1; the target never sees the second
 CONTEXT = 512
+TOKENS = "tokens.xz"
 TOKENIZER_CHARACTERS = 20_000_000  # of the training texts; more changes the merges little
 
 
@@ -58,6 +61,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=3e-3)
     add("--train-prompts", type=int, default=16000)
     add("--held-out-prompts", type=int, default=64, help="per package")
+    add("--prepare", action="store_true", help="tokenise only")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(argv)
 
@@ -162,9 +166,8 @@ def write_prompts(path: Path, texts: Sequence[str], source: str) -> None:
     path.write_text("".join(json.dumps({"text": text, "source": source}) + "\n" for text in texts), encoding="utf-8")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Tokenise, train, write."""
-    a = parse_arguments(argv)
+def tokenise(a: argparse.Namespace) -> tuple[list[int], list[int]]:
+    """Tokens of the training and the held-out texts; writes tokenizer and prompts."""
     rng, sources = random.Random(a.seed), read_sources(a.sources)
     train = [s.text for s in sources if s.split == "train"]
     rng.shuffle(train)
@@ -178,14 +181,40 @@ def main(argv: list[str] | None = None) -> None:
         own = encode(tokenizer, [s.text for s in sources if s.package == package])
         write_prompts(a.out / "prompts" / f"{package}.jsonl", beginnings(tokenizer, own, a.held_out_prompts, rng), package)
         held_out += [token for ids in own for token in ids]
+    return [token for ids in encoded for token in ids], held_out
+
+
+def write_tokens(path: Path, parts: Sequence[Sequence[int]]) -> None:
+    """Two sequences of tokens below 65,536: a line with their lengths, then 16 bits a token."""
+    with lzma.open(path, "wb", preset=6) as out:
+        out.write(" ".join(str(len(part)) for part in parts).encode() + b"\n")
+        for part in parts:
+            out.write(np.asarray(part, "<u2").tobytes())
+
+
+def read_tokens(path: Path) -> list[Tensor]:
+    """What `write_tokens` wrote, int32."""
+    with lzma.open(path, "rb") as source:
+        lengths = [int(n) for n in source.readline().split()]
+        return [torch.from_numpy(np.frombuffer(source.read(2 * n), "<u2").astype(np.int32)) for n in lengths]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Tokenise, train, write."""
+    a = parse_arguments(argv)
+    if not (a.out / TOKENS).is_file():
+        write_tokens(a.out / TOKENS, tokenise(a))
     device = torch.device(a.device)
-    tokens, checked = (torch.tensor(t, dtype=torch.int32, device=device) for t in ([t for ids in encoded for t in ids], held_out))
+    tokens, checked = read_tokens(a.out / TOKENS)
     print(f"{len(tokens)} training tokens, {len(checked)} held out", flush=True)
-    model = build_model(a, tokenizer.get_vocab_size()).to(device)
-    report = train_model(model, tokens, checked, a)
+    if a.prepare:
+        return
+    vocabulary = len(json.loads((a.out / "tokenizer.json").read_text())["model"]["vocab"])
+    model = build_model(a, vocabulary).to(device)
+    report = train_model(model, tokens.to(device), checked.to(device), a)
     model.to(torch.bfloat16).save_pretrained(a.out)
     size = sum(p.numel() for p in model.parameters())
-    recorded = {name: str(value) if isinstance(value, Path) else value for name, value in vars(a).items()}
+    recorded = {name: value.name if isinstance(value, Path) else value for name, value in vars(a).items()}
     summary = {"arguments": recorded, "parameters": size, "training_tokens": len(tokens), "held_out_tokens": len(checked), **report}
     (a.out / "target.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps({k: v for k, v in summary.items() if k != "log"}), flush=True)

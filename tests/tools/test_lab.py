@@ -55,6 +55,8 @@ def test_train_measure_compare(target_dir: Path, corpus: Corpus, tmp_path: Path,
     result = json.loads((tmp_path / "result.json").read_text())
     assert list(result["arms"]) == list(LADDER)
     assert result["exactness"]["e1"]["greedy"]["equal"] == 4
+    assert result["training"]["arguments"]["corpus"] == "corpus.xz"
+    assert str(tmp_path) not in json.dumps(result)
     assert result["bar"]["t0"]["best_ancestor"] in "bcd"
     slots = result["slots_at_temperature_1"]
     assert slots.keys() == {"c1", "d1", "e1"}

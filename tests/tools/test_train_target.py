@@ -62,3 +62,17 @@ def test_prompts_stay_in_their_split(trained: Path) -> None:
 
 def test_no_package_is_in_two_splits() -> None:
     assert not set(pack_sources.TRAIN) & set(pack_sources.HELD_OUT)
+
+
+def test_training_starts_from_prepared_tokens(trained: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    counts = ["--seconds", "0.1", "--batch", "2", "--train-prompts", "6", "--held-out-prompts", "3"]
+    words = ["--out", str(target), "--device", "cpu", *SIZES, *counts]
+    train_target.main(["--sources", str(trained.parent / "sources.xz"), *words, "--prepare"])
+    assert not (target / "model.safetensors").exists()
+    for name in ("tokenizer.json", "train_prompts.jsonl", "tokens.xz"):
+        assert (target / name).read_bytes() == (trained / name).read_bytes(), name
+    train_target.main(["--sources", "gone.xz", *words])
+    summary = json.loads((target / "target.json").read_text())
+    assert summary["training_tokens"] == len(train_target.read_tokens(target / "tokens.xz")[0])
+    assert (target / "model.safetensors").is_file()

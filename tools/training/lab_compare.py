@@ -77,7 +77,14 @@ def _training(described: Runs) -> dict[str, Any]:
     keys = ("steps", "seconds_together", "usable_sequences", "corpus_tokens", "device", "torch", "arguments")
     steps = sorted({(d["letter"], d["steps"]) for runs in described.values() for d in runs})
     together = sorted({"".join(d["trained_together"]) for runs in described.values() for d in runs})
-    return {**{key: first[key] for key in keys}, "steps_of_arms": dict(steps), "trained_together": together, "shape": first["shape"]}
+    recorded = {key: first[key] for key in keys}
+    recorded["arguments"] = {name: _short(value) for name, value in recorded["arguments"].items()}
+    return {**recorded, "steps_of_arms": dict(steps), "trained_together": together, "shape": first["shape"]}
+
+
+def _short(value: Any) -> Any:
+    """A path's last part: where a machine keeps its files is nobody's business."""
+    return value.rsplit("/", 1)[-1] if isinstance(value, str) else value
 
 
 def _more(runs: Sequence[dict[str, Any]]) -> list[str]:

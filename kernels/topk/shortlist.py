@@ -13,10 +13,12 @@ from dspine_kernels.dependent import dependent, start_early, start_next, wait_pr
 from dspine_kernels.topk.kernel import LOWEST, order_keys
 from torch import Tensor
 
-TILE, TILES_PER_PROGRAM = 128, 16
+TILE = 128
 TILE_PARTS, PARTS = 4, 2  # of the tiles, and of the logits of the tiles that are opened
 EACH = 16  # kept of every part
 SHORTLIST = PARTS * EACH
+# Launches: tiles of a program and its warps, warps, depth of a step with warps and buffered steps.
+MAXIMA, LIST_WARPS, RESCORE = (16, 4), 8, (256, 4, 4)
 
 
 @triton.jit
@@ -97,14 +99,15 @@ def shortlist(logits: Tensor, ids: Tensor, block: int, keys: Tensor | None = Non
     slots, vocabulary = ids.shape[0], logits.shape[1]
     tiles = triton.cdiv(vocabulary, TILE)
     if keys is None:
+        per, warps = MAXIMA
         keys = torch.empty(slots, tiles, dtype=torch.int64, device=logits.device)
-        _tile_maxima[(slots, triton.cdiv(tiles, TILES_PER_PROGRAM))](
-            logits, keys, vocabulary, tiles, block, TILE=TILE, PER=TILES_PER_PROGRAM, LOWEST=LOWEST, num_warps=4,
+        _tile_maxima[(slots, triton.cdiv(tiles, per))](
+            logits, keys, vocabulary, tiles, block, TILE=TILE, PER=per, LOWEST=LOWEST, num_warps=warps,
             **dependent(_tile_maxima, logits),
         )  # fmt: skip
     _shortlist[(slots,)](
         logits, keys, ids, vocabulary, tiles, block, WIDTH=max(EACH * TILE_PARTS, triton.next_power_of_2(tiles)), TILE=TILE,
-        TILE_PARTS=TILE_PARTS, PARTS=PARTS, EACH=EACH, LOWEST=LOWEST, num_warps=8, **dependent(_shortlist, logits),
+        TILE_PARTS=TILE_PARTS, PARTS=PARTS, EACH=EACH, LOWEST=LOWEST, num_warps=LIST_WARPS, **dependent(_shortlist, logits),
     )  # fmt: skip
     return ids
 
@@ -151,10 +154,10 @@ def rescore(rows: Tensor, weight: Tensor, shortlist: Tensor, ids: Tensor, block:
     """
     (slots, listed), width = shortlist.shape, rows.shape[1]
     assert listed >= ids.shape[1]
-    wide = rows.element_size() == 4
+    wide, (depth, warps, stages) = rows.element_size() == 4, RESCORE
     _rescore[(slots,)](
         rows, weight, shortlist, ids, width, weight.shape[0], listed, ids.shape[1], block,
-        S2=max(16, triton.next_power_of_2(listed)), BD=64 if wide else 256, PRECISION="ieee" if wide else "tf32", LOWEST=LOWEST,
-        num_warps=4, num_stages=1 if wide else 4, **dependent(_rescore, rows),
+        S2=max(16, triton.next_power_of_2(listed)), BD=64 if wide else depth, PRECISION="ieee" if wide else "tf32", LOWEST=LOWEST,
+        num_warps=warps, num_stages=1 if wide else stages, **dependent(_rescore, rows),
     )  # fmt: skip
     return ids

@@ -133,8 +133,8 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
 
         _select_by_word[(rows,)](
             logits, keys, ids, vocabulary, blocks, count, block,
-            WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, PART=min(PART, width), LOWEST=LOWEST,
-            num_warps=WORD_WARPS, **dependent(_select_by_word, logits),
+            GROUPS=max(32, triton.next_power_of_2(triton.cdiv(blocks, GROUP))), GROUP=GROUP, K2=padded, BLOCK=width,
+            PARTS=max(1, width // PART), PART=min(PART, width), LOWEST=LOWEST, num_warps=WORD_WARPS, **dependent(_select_by_word, logits),
         )  # fmt: skip
         return ids
     _select[(rows,)](

@@ -19,7 +19,17 @@ NOT, EARLY, LATE = 0, 1, 2  # when the successor may start; not dependent at all
 STARTS: dict[str, int] = {
     "_merge": EARLY,
     **dict.fromkeys(
-        ("_messages", "_gate", "_rms_norm", "_silu_mul", "_write_and_norm", "_round_rows", "_block_maxima"), NOT
+        (
+            "_messages",
+            "_gate",
+            "_rms_norm",
+            "_silu_mul",
+            "_write_and_norm",
+            "_write_and_project",
+            "_round_rows",
+            "_block_maxima",
+        ),
+        NOT,
     ),
 }
 DEFAULT_START = LATE

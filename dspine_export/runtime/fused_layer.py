@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dspine_kernels.injection import gate_projections, gated_messages
-from dspine_kernels.injection.gated_write import gated_write, write_parts
 from dspine_kernels.linear import Plan, Workspace, linear, plan_for
 from dspine_kernels.rows import rms_norm
 from dspine_kernels.topk import select_candidates
@@ -21,9 +20,6 @@ from dspine_export.runtime.pass_step import Step
 
 if TYPE_CHECKING:
     from dspine_export.runtime.kernel_pass import DraftPass
-
-
-GATED = False  # messages by the write, of folded readouts
 
 
 class FusedLayers:
@@ -45,10 +41,11 @@ class FusedLayers:
         if config.transfer is not None:
             rank, message = config.transfer.rank, config.transfer.message_size
             read = rank + 3 * message if draft.folded else rank
-            self.plans["readout"] = plan_for(rows, read, config.hidden_size, size)
+            middle = draft.readout_of(last=False).shape[1]
+            self.plans["readout"] = plan_for(rows, middle, config.hidden_size, size)
             self.plans["last_readout"] = plan_for(rows, read + message, config.hidden_size, size)
             self.plans["write"] = plan_for(rows, config.hidden_size, message, size)
-            columns |= {"readout": read, "last_readout": read + message}
+            columns |= {"readout": middle, "last_readout": read + message}
         wide = [(plan, rows, columns.get(name, config.hidden_size)) for name, plan in self.plans.items()]
         self.workspace = Workspace.for_plans(wide, layer.qkv.device)
         self.squares = {
@@ -56,8 +53,6 @@ class FusedLayers:
             for name, plan in self.plans.items()
             if name not in ("qkv", "gate_up", "lm_head")
         }
-        if GATED and config.transfer is not None:
-            self.squares["write"] = draft.squares.new_empty(write_parts(config.hidden_size), rows)
 
     def steps(self) -> list[Step]:
         """All layers, the final norm, logits and candidates."""
@@ -109,8 +104,6 @@ class FusedLayers:
             draft.block,
             draft.receiver_gate if last else None,
         )
-        if draft.folded and GATED:
-            return self._gated_injection(layer, following, name, last=last)
         if draft.folded:
             read, squared = layer.folded, None
             message = partial(gate_projections, target[:, count : count + rank], target[:, :count], *known)
@@ -130,21 +123,6 @@ class FusedLayers:
             Step("message", message),
             Step("write", finish),
         ]
-
-    def _gated_injection(self, layer: PackedLayer, following: Tensor, name: str, *, last: bool) -> list[Step]:
-        draft, weights = self.draft, self.draft.weights
-        assert weights.gates is not None and layer.folded is not None
-        target, (count, rank), tile = draft.readout_of(last=last), weights.gates.shape, self.plans[name].weight_rows
-        parts = self.squares[name]
-        read = partial(
-            self._linear, name, draft.x, layer.folded, target, squares_out=parts, squares_first=count, squares_columns=count + rank
-        )  # fmt: skip
-        finish = partial(
-            gated_write, target[:, :count], parts[count // tile : -(-(count + rank) // tile)], rank, weights.gate_bias, weights.token_table,
-            draft.anchor_ids, layer.write, draft.x, self.squares["down"], following, draft.written if last else draft.x, draft.normed,
-            self.squares["write"], draft.block, draft.z if last else None, draft.receiver_gate if last else None,
-        )  # fmt: skip
-        return [Step("readout", read), Step("write", finish)]
 
     def _logits(self) -> None:
         draft = self.draft

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.runtime.fused_layer import FusedLayers
+from dspine_export.runtime.gated_layer import GatedLayers
+from dspine_export.runtime.injection_form import Form, form_for
+from dspine_export.runtime.merged_vendor import MergedVendorLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.vendor_layer import VendorLayers
@@ -47,7 +50,7 @@ class DraftPass:
         weights: the packed drafter. cache: the context cache it attends; capacity C bounds the work, lengths decide it.
         batch: N <= S sequences a pass drafts for; None: all S slots of the cache.
         fused: our own products or the vendor's; None: by the number of rows.
-        folded: gates by one product with the readout (`PackedLayer.folded`), or by one of their own.
+        form: how injections are run; None: by the number of rows.
 
     Attributes:
         slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
@@ -64,11 +67,13 @@ class DraftPass:
         batch: int | None = None,
         *,
         fused: bool | None = None,
-        folded: bool = False,
+        form: Form | None = None,
     ) -> None:
-        self.config, self.weights, self.cache, self.folded = config, weights, cache, folded
+        self.config, self.weights, self.cache = config, weights, cache
         self.batch, self.block = batch or cache.keys.shape[0], config.block_size
         self.rows, self.eps = self.batch * self.block, config.rms_norm_eps
+        self.form: Form = form or form_for(self.rows, weights)
+        self.folded = self.form != "plain"
         like = weights.embed_tokens
         n, slots, device = self.batch, config.block_size - 1, like.device
         k = config.transfer.top_k if config.transfer is not None else 1
@@ -90,13 +95,18 @@ class DraftPass:
             self._allocate_injection(k)
         if fused is None:
             fused = self.rows <= FEW_ROWS and like.element_size() == 2
-        self.layers = FusedLayers(self) if fused else VendorLayers(self)
+        self.layers = self._layers(fused=fused)
         self.steps = self._steps()
 
     def launch(self) -> None:
         """Queues the whole pass on the current stream."""
         for step in self.steps:
             step.run()
+
+    def _layers(self, *, fused: bool) -> FusedLayers | VendorLayers:
+        if fused:
+            return GatedLayers(self) if self.form in ("gated", "merged") else FusedLayers(self)
+        return MergedVendorLayers(self) if self.form == "merged" else VendorLayers(self)
 
     def _plan_attention(self) -> None:
         config, heads = self.config, self.batch * self.config.num_kv_heads
@@ -113,7 +123,8 @@ class DraftPass:
         assert transfer is not None
         device, m = like.device, transfer.message_size
         projections = 3 * m if self.folded else 0
-        self.readout = like.new_empty(self.rows, projections + transfer.rank)
+        beside = self.qkv.shape[1] if self.form == "merged" else 0
+        self.readout = like.new_empty(self.rows, projections + transfer.rank + beside)
         self.last_readout = like.new_empty(self.rows, projections + transfer.rank + m)
         self.z = like.new_empty(self.rows, m)
         self.receiver_gate = torch.empty(self.rows, m, device=device)
@@ -122,16 +133,20 @@ class DraftPass:
         self.scratch = TransitionScratch.of(self.batch * slots, k, m, like)
 
     def readout_of(self, *, last: bool) -> Tensor:
-        """The readouts [R, r] of a layer; the last layer's have Wr^T x [R, m] behind them; folded projections [R, 3m] lie before."""
+        """The readouts [R, r] of a layer; folded projections [R, 3m] lie before.
+
+        Behind them are the last layer's Wr^T x [R, m], and, merged, the other layers' products with the next layer's projections.
+        """
         return self.last_readout if last else self.readout
 
-    def attend(self, index: int, layer: PackedLayer) -> None:
-        """Attention of a layer, from qkv into attended."""
+    def attend(self, index: int, layer: PackedLayer, squares: Tensor | None = None) -> None:
+        """Attention of a layer, from qkv into attended. squares: parts of the sums of squares of x, where qkv still lacks its 1 / rms."""
         cache, weights = self.cache, self.weights
         block_attention(
             self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
             cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
             block=self.block, causal=self.config.is_causal, window=layer.window, splits=self.splits, slots=self.slots,
+            squares=squares, norm_width=self.config.hidden_size,
         )  # fmt: skip
 
     def _steps(self) -> list[Step]:

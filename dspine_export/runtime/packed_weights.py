@@ -22,6 +22,10 @@ class PackedLayer:
 
     readout [r, d]; the last layer's is [r + m, d], with Wr^T below: the transition needs Wr^T x of that layer. folded, where asked for, is
     the gates times the readout, [3m, d], above readout (a view of it then): the gates' products cost no launch of their own.
+
+    read and spread, where asked for, are of every layer but the last: read is folded above the next layer's projections times the gain of
+    their norm, spread [d + (H + 2 Hkv) D, m] is write above those projections times write (`injection_form`). The parts are views then,
+    the next layer's qkv too, whose input_norm is ones therefore, and whose key and value projections without the gain are a copy.
     """
 
     input_norm: Tensor
@@ -36,11 +40,14 @@ class PackedLayer:
     write: Tensor | None
     window: int | None
     folded: Tensor | None = None
+    read: Tensor | None = None
+    spread: Tensor | None = None
+    keys_values: Tensor | None = None
 
     @property
     def context(self) -> Tensor:
-        """Key and value projections [2 Hkv D, d], a view of qkv."""
-        return self.qkv[self.o.shape[1] :]
+        """Key and value projections [2 Hkv D, d] of normed context, a view of qkv where that has no gain in it."""
+        return self.qkv[self.o.shape[1] :] if self.keys_values is None else self.keys_values
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,17 @@ class PackedDrafter:
     lm_head: Tensor
     cos: Tensor
     sin: Tensor
+    merged: bool = False
 
 
 @torch.no_grad()
-def pack(drafter: Drafter, max_positions: int, *, folded: bool = False) -> PackedDrafter:
-    """Packs a bound drafter. max_positions: longest context plus one block, for the rotation tables [max_positions, D/2]."""
+def pack(drafter: Drafter, max_positions: int, *, folded: bool = False, merged: bool = False) -> PackedDrafter:
+    """Packs a bound drafter.
+
+    Args:
+        max_positions: longest context plus one block, for the rotation tables [max_positions, D/2].
+        folded: with `PackedLayer.folded`. merged: with that, `PackedLayer.read` and `PackedLayer.spread`.
+    """
     model, config = drafter.model, drafter.config
     cos, sin = _rotation_tables(config, max_positions, drafter.embed_tokens)
     injection = model.injection
@@ -81,12 +94,14 @@ def pack(drafter: Drafter, max_positions: int, *, folded: bool = False) -> Packe
         parts = (injection.receiver_gate.weight, injection.predecessor_gate.weight, injection.message.weight)
         gates, bias = torch.cat(parts).contiguous(), injection.bias
         table = _token_table(model.transfer_codes, injection)
-        if folded:
+        if folded or merged:
             layers = [_fold_gates(layer, gates) for layer in layers]
+        if merged:
+            _merge_following(layers, len(gates))
         scores, gram = fold_scores(drafter.lm_head, model.norm.weight, injection.write_weight(len(layers) - 1))
     return PackedDrafter(
         tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table, scores, gram,
-        drafter.embed_tokens, drafter.lm_head, cos, sin,
+        drafter.embed_tokens, drafter.lm_head, cos, sin, merged and gates is not None,
     )  # fmt: skip
 
 
@@ -133,6 +148,27 @@ def _fold_gates(layer: PackedLayer, gates: Tensor) -> PackedLayer:
     product = gates.float() @ layer.readout[: gates.shape[1]].float()
     folded = torch.cat((product.to(gates.dtype), layer.readout))
     return replace(layer, folded=folded, readout=folded[gates.shape[0] :])
+
+
+def _merge_following(layers: list[PackedLayer], gates: int) -> None:
+    """Every layer's `read` and `spread`, in place; products in float32, stored in the compute dtype."""
+    for index in range(len(layers) - 1):
+        layer, following = layers[index : index + 2]
+        folded, write = layer.folded, layer.write
+        assert folded is not None and write is not None
+        wide = following.qkv.float() * following.input_norm.float()
+        read = torch.cat((folded, wide.to(folded.dtype)))
+        spread = torch.cat((write, (wide @ write.float()).to(write.dtype)))
+        end = len(folded)
+        layers[index] = replace(
+            layer, read=read, spread=spread, folded=read[:end], readout=read[gates:end], write=spread[: len(write)]
+        )
+        layers[index + 1] = replace(
+            following,
+            qkv=read[end:],
+            keys_values=following.context.clone(),
+            input_norm=torch.ones_like(following.input_norm),
+        )
 
 
 def _token_table(codes: Tensor, injection: AdjacentInjection) -> Tensor:

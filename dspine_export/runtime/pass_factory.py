@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspine_export.model.drafter import Drafter
+from dspine_export.runtime.injection_form import packing
 from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
 from dspine_export.runtime.packed_weights import pack, with_positions
 
@@ -29,7 +30,8 @@ class PassFactory:
 
     def __init__(self, drafter: Drafter, positions: int, weights: WeightFormat = "full") -> None:
         self.config = drafter.config
-        packed = pack(drafter, positions)
+        kept = weights == "full"
+        packed = pack(drafter, positions, **packing(drafter.embed_tokens.element_size() if kept else 0))
         self._fp8: tuple[Tensor, Scales] | None = None
         self._drafting = self._appending = packed
         if weights == "fp8":

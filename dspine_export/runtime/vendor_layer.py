@@ -40,8 +40,12 @@ class VendorLayers:
                 steps.append(Step("norm", partial(self._norm, following[index])))
             else:
                 steps += self._injection(layer, following[index], last=index == len(layers) - 1)
+        return [*steps, *self._candidates_of_head()]
+
+    def _candidates_of_head(self) -> list[Step]:
+        draft = self.draft
         top = partial(top_candidates, draft.logits, draft.candidate_ids, draft.keys, draft.block)
-        return [*steps, Step("lm_head", self._logits), Step("candidates", top)]
+        return [Step("lm_head", self._logits), Step("candidates", top)]
 
     def _norm(self, weight: Tensor) -> None:
         rms_norm(self.draft.x, weight, self.draft.eps, self.draft.normed)

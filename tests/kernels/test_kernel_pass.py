@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_export import load_checkpoint
+from dspine_export.runtime.injection_form import Form
 from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
 from dspine_export.runtime.packed_weights import pack
 from dspine_export.tolerance import TOLERANCES
@@ -18,16 +19,18 @@ from dspine_export.tolerance import TOLERANCES
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.mark.parametrize("folded", [False, True], ids=["gates", "folded_gates"])
+@pytest.mark.parametrize("form", ["plain", "folded", "gated", "merged"])
 @pytest.mark.parametrize("fused", [True, False], ids=["our_products", "vendor_products"])
 @pytest.mark.parametrize("case", ["b4_mha_k1", "b8_gqa", "b16_qwen_ratio"])
-def test_pass_equals_golden(case: str, fused: bool, folded: bool, device: torch.device) -> None:
+def test_pass_equals_golden(case: str, fused: bool, form: Form, device: torch.device) -> None:
     if case == "b16_qwen_ratio" and device.type == "cpu":
         pytest.skip("takes minutes under Triton's interpreter; runs on a GPU")
+    if form == "gated" and not fused:
+        pytest.skip("a form of our own products")
     io = {name: tensor.to(device) for name, tensor in load_file(GOLDEN / case / "io.safetensors").items()}
     checkpoint = load_checkpoint(GOLDEN / case / "drafter")
     drafter = checkpoint.bind(embed_tokens=io["embed_tokens.weight"], lm_head=io["lm_head.weight"])
-    weights = pack(drafter, max_positions=128, folded=folded)
+    weights = pack(drafter, max_positions=128, folded=form in ("folded", "gated"), merged=form == "merged")
     batch, tokens = io["target_hidden"].shape[:2]
     state = drafter.new_state(batch, 64)
     cache = CacheView(state.keys, state.values, state.lengths)
@@ -36,7 +39,7 @@ def test_pass_equals_golden(case: str, fused: bool, folded: bool, device: torch.
     append.counts.copy_(io["context_lengths"])
     append.launch()
     assert torch.equal(cache.lengths, io["context_lengths"])
-    draft = DraftPass(drafter.config, weights, cache, fused=fused, folded=folded)
+    draft = DraftPass(drafter.config, weights, cache, fused=fused, form=form)
     draft.anchor_ids.copy_(io["anchor_ids"])
     draft.launch()
     assert torch.equal(draft.tokens, io["draft_tokens"])

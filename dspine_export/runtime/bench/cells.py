@@ -105,7 +105,7 @@ def _ours(cell: Cell, row: Row, packed: PackedDrafter, state: DraftState, anchor
     row["ours"] = replay_us(graph)
     tokens = draft.tokens.clone()
     if packed.layers[0].folded is not None:
-        folded = DraftPass(drafter.config, packed, cache, folded=True)
+        folded = DraftPass(drafter.config, packed, cache, form="folded")
         folded.anchor_ids.copy_(anchors)
         row["ours_folded"] = replay_us(capture(folded.launch))
         row["equal_folded"] = float((folded.tokens == tokens).float().mean())

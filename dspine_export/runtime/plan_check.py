@@ -100,8 +100,14 @@ def _calls_plugins(bundle: Bundle, engine: EngineEntry) -> bool:
     report = _report(engine)
     if all(entry.path != report for entry in bundle.manifest.files):
         return engine.plugin_library is not None
-    plans = json.loads(bundle.file(report).read_text(encoding="utf-8")).get("plans", [])
-    return any(plan.get("network", {}).get("plugin_layers") for plan in plans)
+    path = bundle.file(report)
+    try:
+        plans = json.loads(path.read_bytes()).get("plans", [])
+        return any(plan.get("network", {}).get("plugin_layers") for plan in plans)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise VerificationError(
+            "the record of the engine's build is damaged", where=path, got=error, fix=rebuild_command(bundle)
+        ) from error
 
 
 def _report(engine: EngineEntry) -> str:
@@ -133,6 +139,14 @@ def rebuild_command(bundle: Bundle) -> str:
 
 def _check_library(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: Path) -> None:
     built = PlanHost(engine.builder, engine.builder_version, None)
+    if host.builder == _NOTHING:
+        raise DependencyError(
+            "nothing is installed here that could load the plan",
+            where=where,
+            got=_NOTHING,
+            expected=f"{built}, which built it",
+            fix=f"install that; or, once a TensorRT works here (dspine-export doctor), {rebuild_command(bundle)}",
+        )
     if engine.builder != host.builder:
         raise DependencyError(
             "the plan was built by another library than the one that would load it",
@@ -171,7 +185,7 @@ def _check_gpu(bundle: Bundle, engine: EngineEntry, host: PlanHost, where: Path)
 
 
 def _covers(listed: str, capability: tuple[int, int]) -> bool:
-    match = re.fullmatch(r"(\d+)\.(\d+)(\+?)", listed)
+    match = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})(\+?)", listed)
     if match is None:
         return False
     own = (int(match[1]), int(match[2]))
@@ -201,7 +215,10 @@ def _check_plugin_library(bundle: Bundle, engine: EngineEntry) -> None:
     if engine.plugin_library is None:
         return
     library = bundle.file(engine.plugin_library)
-    found = load_abi(library, require_major=None)
+    try:
+        found = load_abi(library, require_major=None)
+    except DependencyError as error:  # another processor, a missing CUDA runtime, or no such library at all
+        raise DependencyError(error.what, where=library, got=error.got, fix=rebuild_command(bundle)) from error
     if found.major != ABI_MAJOR:
         raise DependencyError(
             "the bundle's plugin library has another ABI major than its plan",

@@ -27,6 +27,7 @@ _DTYPES = {
     "INT32": torch.int32,
     "BOOL": torch.bool,
 }
+_REBUILD = "build the engine on this machine: dspine-export build --resume BUNDLE"
 
 
 class PlanRunner:
@@ -120,12 +121,14 @@ def load_plan(backend: Backend, path: Path, device: torch.device, *, host_code: 
     runtime = backend.module.Runtime(backend.logger)
     if host_code:
         runtime.engine_host_code_allowed = True
+    if path.stat().st_size == 0:  # cannot be mapped
+        raise DependencyError(f"{backend} cannot run this plan", where=path, got="an empty file", fix=_REBUILD)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         _check_validity(backend, runtime, plan, path)
         backend.log.clear()
         engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        raise DependencyError(f"{backend} refuses the plan", where=path, got=backend.log.excerpt())
+        raise DependencyError(f"{backend} refuses the plan", where=path, got=backend.log.excerpt(), fix=_REBUILD)
     return PlanRunner(backend, runtime, engine, device)
 
 
@@ -144,7 +147,5 @@ def _check_validity(backend: Backend, runtime: Any, plan: mmap.mmap, path: Path)
     reasons = [name for name, member in members.items() if int(diagnostics) & int(member)]
     text = f"{validity.name.lower()}: {', '.join(reasons) or 'no reason given'}"
     if validity.name == "INVALID" and reasons != ["UNSUPPORTED_CC"]:
-        raise DependencyError(
-            f"{backend} cannot run this plan", where=path, got=text, fix="build the engine on this machine"
-        )
+        raise DependencyError(f"{backend} cannot run this plan", where=path, got=text, fix=_REBUILD)
     warnings.warn(f"{backend} reports the plan {path.name} as {text}", DspineWarning, stacklevel=3)

@@ -19,7 +19,7 @@ from dspine_export.model.output import DraftOutput
 from dspine_export.model.state import DraftState
 from dspine_export.runtime.executor import CachedExecutor
 from dspine_export.runtime.onnx_executor import draft_output
-from dspine_export.runtime.plan_check import CheckedEngine, choose_engine
+from dspine_export.runtime.plan_check import CheckedEngine, choose_engine, rebuild_command
 from dspine_export.runtime.plan_runner import PlanRunner, load_plan
 
 
@@ -85,17 +85,25 @@ def open_tensorrt(bundle: Bundle, config: DrafterConfig, embed_tokens: Tensor, l
         fix = "open the target with --device cuda"
         raise UsageError("The engine needs the target on the GPU", got=f"device {embed_tokens.device}", fix=fix)
     backend = open_backend(checked.entry.builder)
-    _load_plugins(bundle, checked, backend)
+    load_plugins(bundle, checked, backend)
     device, carries = embed_tokens.device, checked.entry.carries_plugins
     plans = {entry: load_plan(backend, path, device, host_code=carries) for entry, path in checked.plans.items()}
     return TensorrtExecutor(config, checked.entry, plans, embed_tokens, lm_head)
 
 
-def _load_plugins(bundle: Bundle, checked: CheckedEngine, backend: Backend) -> None:
+def load_plugins(bundle: Bundle, checked: CheckedEngine, backend: Backend) -> None:
+    """What the plans of an engine call, into this process; nothing where they call nothing or carry it themselves.
+
+    Raises:
+        DependencyError: the bundle does not hold it, or it cannot be registered.
+    """
     if not checked.has_plugins:
         return
     library = checked.entry.plugin_library
     if library is None:
-        fix = "build the engine again"
-        raise DependencyError("The engine needs plugins that its bundle does not hold", where=checked.entry.id, fix=fix)
+        raise DependencyError(
+            "The engine needs plugins that its bundle does not hold",
+            where=bundle.file(checked.entry.id),
+            fix=rebuild_command(bundle),
+        )
     load_plugin_library(backend.module, bundle.file(library), tensorrt_major=backend.tensorrt_major)

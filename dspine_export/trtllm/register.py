@@ -142,16 +142,14 @@ def _runs_kernels(config: DrafterConfig, like: Tensor) -> bool:
 def _open_draft(bundle: Bundle, embed_tokens: Tensor) -> tuple[PlanSession, int]:
     """The draft plan that fits this process, checked before it is read, and the most cache columns its profile takes."""
     from dspine_export.lowering.engine.backend import open_backend
-    from dspine_export.lowering.engine.plugin_library import load_plugin_library
     from dspine_export.runtime.plan_check import choose_engine
     from dspine_export.runtime.plan_runner import load_plan
+    from dspine_export.runtime.tensorrt_executor import load_plugins
 
     device = embed_tokens.device
     checked = choose_engine(bundle, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
     backend = open_backend(checked.entry.builder)
-    if checked.has_plugins and checked.entry.plugin_library is not None:
-        library = bundle.file(checked.entry.plugin_library)
-        load_plugin_library(backend.module, library, tensorrt_major=backend.tensorrt_major)
+    load_plugins(bundle, checked, backend)
     plan = load_plan(backend, checked.plans["draft"], device, host_code=checked.entry.carries_plugins)
     return plan, checked.entry.profile.context.max
 

@@ -64,8 +64,8 @@ def require_checked(version: str, *, allow_unchecked: bool) -> Snapshot:
 
 def _fix(version: str) -> str:
     retry = f"build with --allow-unchecked, or set {ALLOW_VARIABLE}=1"
-    release = release_of(version) or version
-    if [int(part) for part in re.findall(r"\d+", release)[:2]] <= [1, 2]:
+    release = release_of(version)
+    if release is not None and [int(part) for part in release.split(".")[:2]] <= [1, 2]:
         return (
             f"install a checked version ({LEGACY_LIMIT} and earlier have no out-of-tree draft models; "
             "build --legacy-layout writes their file layout)"

@@ -32,11 +32,13 @@ DRAFTER = DrafterSummary(
 )
 
 
-def make_bundle(folder: Path, *, layers: tuple[str, ...] = ("walk",), **changes: Any) -> Bundle:
+def make_bundle(
+    folder: Path, *, layers: tuple[str, ...] = ("walk",), record: bytes | None = None, **changes: Any
+) -> Bundle:
     files = {
         f"{ID}/draft.plan": b"draft",
         f"{ID}/context.plan": b"context",
-        f"{ID}/build.json": json.dumps({"plans": [{"network": {"plugin_layers": list(layers)}}]}).encode(),
+        f"{ID}/build.json": record or json.dumps({"plans": [{"network": {"plugin_layers": list(layers)}}]}).encode(),
         LIBRARY: b"library",
     }
     entries = []
@@ -105,9 +107,14 @@ def test_covered_gpus(tmp_path: Path, capabilities: tuple[str, ...], device: tup
         pytest.param(
             {}, {"installed": [("tensorrt-rtx", "1.7.1")]}, ("TensorRT 10.14.1", "TensorRT-RTX 1.7.1"), id="library"
         ),
-        pytest.param({}, {"installed": []}, ("TensorRT 10.14.1", "no usable TensorRT"), id="no library"),
+        pytest.param(
+            {}, {"installed": []}, ("TensorRT 10.14.1", "no usable TensorRT", "install that"), id="no library"
+        ),
         pytest.param({}, {"capability": (8, 9)}, ("8.9", "sm_89", "9.0", "build.compute_capability=8.9"), id="SM"),
         pytest.param({"compute_capabilities": ("9.0+",)}, {"capability": (8, 6)}, ("8.6", "9.0+"), id="older SM"),
+        pytest.param(
+            {"compute_capabilities": ("9" * 5000 + ".0", "9.\N{ARABIC-INDIC DIGIT ZERO}")}, {}, (), id="odd SM"
+        ),
         pytest.param({"plugin_abi": "99.0"}, {}, ("99.0", "plugin ABI major"), id="plugin ABI"),
     ],
 )
@@ -126,6 +133,24 @@ def test_library_of_another_abi_major(tmp_path: Path, library_abi: dict[str, int
     library_abi["major"] = ABI_MAJOR + 1
     error = refusal(make_bundle(tmp_path))
     assert LIBRARY in str(error) and f"{ABI_MAJOR + 1}.0" in str(error)
+
+
+def test_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built for another processor, for example."""
+    monkeypatch.undo()
+    error = refusal(make_bundle(tmp_path))
+    assert isinstance(error, DependencyError)
+    assert "plugin library cannot be loaded" in str(error) and f"build --resume {tmp_path}" in str(error)
+
+
+@pytest.mark.parametrize(
+    "record", [b"{", b"[]", b'{"plans": 5}', b'{"plans": [{"network": 5}]}', b"[" * 100_000, b"\xff"]
+)
+def test_damaged_record_of_the_build(tmp_path: Path, record: bytes) -> None:
+    bundle = make_bundle(tmp_path, record=record)
+    error = refusal(bundle)
+    assert isinstance(error, VerificationError)
+    assert "build.json" in str(error) and "--resume" in str(error)
 
 
 def test_changed_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

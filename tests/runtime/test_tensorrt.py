@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from dspine_export.bundle import Bundle, EngineEntry
-from dspine_export.errors import DependencyError, UsageError
+from dspine_export.errors import DependencyError, DspineWarning, UsageError
 from dspine_export.recipes.schema import Profile
 from dspine_export.runtime import tensorrt_executor
 from dspine_export.runtime.plan_check import CheckedEngine
 from dspine_export.runtime.plan_runner import PlanRunner, load_plan
-from dspine_export.runtime.tensorrt_executor import TensorrtExecutor, open_tensorrt
+from dspine_export.runtime.tensorrt_executor import TensorrtExecutor, load_plugins, open_tensorrt
 from tests.runtime.conftest import Opened
 
 ID = "engines/tensorrt-rtx-1.7.1-sm89"
@@ -202,5 +202,25 @@ def test_a_damaged_plan_is_refused_by_the_real_library(tmp_path: Path) -> None:
 
     path = tmp_path / "draft.plan"
     path.write_bytes(b"x" * 4096)
-    with pytest.raises(DependencyError, match="MALFORMED_ENGINE"):
+    with pytest.raises(DependencyError, match=r"(?s)MALFORMED_ENGINE.*build --resume"):
         load_plan(open_backend("tensorrt-rtx"), path, torch.device("cuda"))
+    path.write_bytes(b"")
+    with pytest.raises(DependencyError, match=r"(?s)an empty file.*build --resume"):
+        load_plan(open_backend("tensorrt-rtx"), path, torch.device("cuda"))
+
+
+def test_a_value_of_the_users_is_mentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    from dspine_export.lowering.engine.backend import open_backend
+
+    backend, path = open_backend("tensorrt-rtx"), tmp_path / "draft.plan"
+    path.touch()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    with pytest.warns(DspineWarning, match="TF32_OVERRIDE is set to '1'"), pytest.raises(DependencyError):
+        load_plan(backend, path, torch.device("cuda"))
+
+
+def test_plugins_that_the_bundle_lacks(tmp_path: Path) -> None:
+    bundle = Bundle(tmp_path, SimpleNamespace(engines=(entry(),), files=()))  # type: ignore[arg-type]
+    with pytest.raises(DependencyError, match=f"(?s)does not hold.*build --resume {tmp_path}"):
+        load_plugins(bundle, CheckedEngine(entry(), {}, has_plugins=True), SimpleNamespace())  # type: ignore[arg-type]

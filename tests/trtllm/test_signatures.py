@@ -81,6 +81,9 @@ def test_unknown_version_is_refused_with_the_checked_ones() -> None:
 def test_versions_before_external_drafters_point_to_the_legacy_layout() -> None:
     with pytest.raises(DependencyError, match="--legacy-layout"):
         require_checked("1.2.1", allow_unchecked=False)
+    for unreadable in ("", "main"):
+        with pytest.raises(DependencyError, match="set DSPINE_TRTLLM_ALLOW_UNCHECKED=1"):
+            require_checked(unreadable, allow_unchecked=False)
 
 
 def test_moved_hook_is_named(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,9 @@ def server(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         "DSPINE_DRAFTER": str(pair.drafter),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }
-    if not ON_GPU:
+    if ON_GPU:  # a stated cache size: other processes may use the device
+        command += ["--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", str(1 << 28)]
+    else:
         environment["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "fork"  # one import of vLLM instead of three
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)

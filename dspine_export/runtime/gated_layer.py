@@ -24,14 +24,16 @@ class GatedLayers(FusedLayers):
     def __init__(self, draft: DraftPass) -> None:
         super().__init__(draft)
         self.merged = draft.form == "merged"
-        self.squares["write"] = draft.squares.new_empty(write_parts(draft.config.hidden_size), draft.rows)
+        d, beside = draft.config.hidden_size, draft.qkv.shape[1] if self.merged else 0
+        self.squares["write"] = draft.squares.new_empty(write_parts(d), draft.rows)
+        self._squares_beside = draft.squares.new_empty(write_parts(d, beside), draft.rows)  # where qkv is written too
 
     def _layer(self, index: int, layer: PackedLayer, following: Tensor) -> list[Step]:
         draft, steps = self.draft, super()._layer(index, layer, following)
         down = partial(self._linear, "down", draft.activated, layer.down, draft.x, residual=draft.x)
         steps[-1] = Step("down", partial(down, squares_out=self.squares["down"]))  # a readout follows: no norm, no gain
         if self.merged and index > 0:  # the injection before made q, k and v, all but 1 / rms
-            steps[:2] = [Step("attention", partial(draft.attend, index, layer, self.squares["write"]))]
+            steps[:2] = [Step("attention", partial(draft.attend, index, layer, self._squares_beside))]
         return steps
 
     def _injection(self, index: int, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
@@ -51,7 +53,8 @@ class GatedLayers(FusedLayers):
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
         finish = partial(
             gated_write, target[:, :count], parts[count // tile : -(-end // tile)], rank, weights.gate_bias, weights.token_table,
-            draft.anchor_ids, write, draft.x, self.squares["down"], draft.written if last else draft.x, self.squares["write"], draft.block,
+            draft.anchor_ids, write, draft.x, self.squares["down"], draft.written if last else draft.x,
+            self._squares_beside if merged else self.squares["write"], draft.block,
         )  # fmt: skip
         if merged:
             finish = partial(finish, before=target[:, end:], after=draft.qkv)

@@ -73,25 +73,32 @@ def _scores(
     state = row // slots * block + row % slots + 1
     rk, rm, tile, part = tl.arange(0, K2), tl.arange(0, BM), tl.arange(0, TILES), tl.arange(0, PARTS)
     k_ok = rk < count
-    wait_previous(PDL)
-    own = tl.load(candidate_ids + row * count + rk, mask=k_ok, other=0).to(tl.int64)
-    squares = tl.sum(tl.load(squares_in + tile * rows + state, mask=tile < tiles, other=0.0), 0)
+    # All but gram_z is older than the kernel before (the product that makes gram_z, which has waited for it): it need not wait.
+    own = tl.load(candidate_ids + row * count + rk, mask=k_ok, other=0, cache_modifier=".cg").to(tl.int64)
+    squares = tl.sum(tl.load(squares_in + tile * rows + state, mask=tile < tiles, other=0.0, cache_modifier=".cg"), 0)
     heat, u = tl.load(temperature + row // slots), tl.load(uniforms + row)
     at_part = unary + (row * parts + part)[:, None] * count + rk[None, :]
-    own_products = tl.sum(tl.load(at_part, mask=(part < parts)[:, None] & k_ok[None, :], other=0.0), 0)
+    own_products = tl.load(at_part, mask=(part < parts)[:, None] & k_ok[None, :], other=0.0, cache_modifier=".cg")
+    own_products = tl.sum(own_products, 0)
     products = tl.zeros((K2, K2), tl.float32)
     linear, quadratic = tl.zeros((K2,), tl.float32), tl.zeros((K2,), tl.float32)
     pair = (row * count + rk)[:, None].to(tl.int64) * m
     for start in range(0, m, BM):
         at = start + rm
         ok = k_ok[:, None] & (at < m)[None, :]
-        message = tl.load(z + pair + at[None, :], mask=ok, other=0.0)
+        message = tl.load(z + pair + at[None, :], mask=ok, other=0.0, cache_modifier=".cg")
         table = tl.load(score_table + own[:, None] * m + at[None, :], mask=ok, other=0.0)
         products = tl.dot(message, tl.trans(table), products, input_precision=PRECISION)
-        message = message.to(tl.float32)
-        back = tl.load(pull + state.to(tl.int64) * pull_stride + at, mask=at < m, other=0.0).to(tl.float32)
-        linear += tl.sum(message * back[None, :], 1)
-        quadratic += tl.sum(message * tl.load(gram_z + pair + at[None, :], mask=ok, other=0.0).to(tl.float32), 1)
+        back = pull + state.to(tl.int64) * pull_stride + at
+        back = tl.load(back, mask=at < m, other=0.0, cache_modifier=".cg").to(tl.float32)
+        linear += tl.sum(message.to(tl.float32) * back[None, :], 1)
+    wait_previous(PDL)
+    for start in range(0, m, BM):
+        at = start + rm
+        ok = k_ok[:, None] & (at < m)[None, :]
+        message = tl.load(z + pair + at[None, :], mask=ok, other=0.0, cache_modifier=".cg").to(tl.float32)
+        changed = tl.load(gram_z + pair + at[None, :], mask=ok, other=0.0).to(tl.float32)
+        quadratic += tl.sum(message * changed, 1)
     start_next(PDL)
     scale = tl.sqrt(squares / hidden)
     refined = tl.maximum(squares + scale * (2.0 * linear + scale * quadratic), 0.0)

@@ -67,8 +67,9 @@ def test_gated_write(block: int, batch: int, device: torch.device, dtypes: tuple
         close(scaled, injected.float() * gain.float(), dtype)
         close(squares.sum(0), injected.float().pow(2).sum(-1), torch.float32)
         in_place, after = hidden.clone(), poisoned(rows, more, device=device, dtype=dtype)
+        squares = poisoned(write_parts(d, more), rows, device=device)
         gated_write(
-            *inputs, _spread(write, projection), in_place, _parts(hidden), in_place, squares.fill_(float("nan")), block,
+            *inputs, _spread(write, projection), in_place, _parts(hidden), in_place, squares, block,
             before=wide[:, 3 * m :], after=after,
         )  # fmt: skip
         close(in_place, want, dtype)

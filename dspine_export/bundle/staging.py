@@ -125,7 +125,8 @@ def staged_bundle(
                 yield staging
                 _publish(staging, output)
             finally:
-                shutil.rmtree(staging, ignore_errors=True)
+                with suppress(OSError):
+                    _remove(staging)
     except Exception as error:
         explained = as_output_error(error, output, staging)
         if explained is None:
@@ -164,7 +165,19 @@ def _recover(output: Path) -> None:
         if not output.exists():
             old.rename(output)
     for stale in (*_siblings(output, "building"), *_siblings(output, "replaced")):
-        shutil.rmtree(stale)
+        _remove(stale)
+
+
+def _remove(tree: Path) -> None:
+    """Also where the owner had withdrawn the right to write, as one does to protect a finished bundle."""
+    folders = [str(tree)]
+    while folders:
+        folder = folders.pop()
+        if not os.path.islink(folder):
+            with suppress(OSError):
+                os.chmod(folder, 0o700)
+            folders += [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    shutil.rmtree(tree)
 
 
 def _new_staging(output: Path) -> Path:
@@ -197,7 +210,8 @@ def _publish(staging: Path, output: Path) -> None:
             replaced = staging.with_name(staging.name.replace(".building-", ".replaced-", 1))
             output.rename(replaced)
             staging.rename(output)
-            shutil.rmtree(replaced, ignore_errors=True)
+            with suppress(OSError):
+                _remove(replaced)
     else:
         staging.rename(output)
     _flush(output.parent)

@@ -82,6 +82,16 @@ def test_replacing_without_exchange(tmp_path: Path, publish: Publish, monkeypatc
     assert leftovers(tmp_path) == []
 
 
+def test_replacing_a_bundle_that_was_made_read_only(tmp_path: Path, publish: Publish) -> None:
+    """Root may write there anyway: it shows under a user's account only."""
+    publish(tmp_path / "out", "one")
+    for folder in (tmp_path / "out" / "onnx", tmp_path / "out"):
+        folder.chmod(0o555)
+    publish(tmp_path / "out", "two", force=True)
+    assert content(tmp_path / "out") == "two"
+    assert leftovers(tmp_path) == []
+
+
 def test_half_replaced_bundle_comes_back(tmp_path: Path, publish: Publish) -> None:
     publish(tmp_path / "out", "one")
     (tmp_path / "out").rename(tmp_path / ".out.replaced-1-x")  # where a kill between the two renames leaves it

@@ -22,6 +22,7 @@ from dspine_export.version import __version__
 
 FOLDER = "trtllm"
 CONFIG_NAME, MODEL_YAML = "config.yaml", Path("triton/tensorrt_llm/1/model.yaml")
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # no text, no such date, nested too deeply
 KV_CACHE_FRACTION = 0.8  # TensorRT-LLM fills this share first; the drafter's context cache comes on top of it
 _ABSENT = "absent"
 _UNRUN = "Checked against TensorRT-LLM's signatures, never run inside the real package."
@@ -90,8 +91,11 @@ def editable_files(folder: Path, options: ServingOptions) -> dict[Path, dict[str
 def describe_edits(path: Path, generated: dict[str, Any]) -> str:
     """In which options an edited file differs from what would be generated: ``max_seq_len 64 (generated: 96)``; for messages."""
     try:
-        found = _leaves(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            return "it has aliases, which may unfold to any size and are not compared"
+        found = _leaves(yaml.safe_load(text))
+    except (OSError, *_UNREADABLE):
         return "it is not readable YAML"
     wanted = _leaves(generated)
     names = [name for name in {**wanted, **found} if found.get(name, _ABSENT) != wanted.get(name, _ABSENT)]
@@ -156,9 +160,11 @@ def read_target_model(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return str(document["model"])
-    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
+        model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+        if not isinstance(model, str):
+            raise TypeError(f"model is no path: {type(model).__name__}")
+        return model
+    except (KeyError, TypeError, *_UNREADABLE) as error:
         raise UsageError(
             "this model.yaml cannot be read, and the target's place is taken from it",
             where=path,
@@ -171,8 +177,10 @@ def misplaced_drafter(bundle: Path) -> str | None:
     """The drafter named by the bundle's ``config.yaml`` when it is not the bundle's, whose copy may lie elsewhere: for a moved bundle."""
     try:
         document = yaml.safe_load((bundle / FOLDER / CONFIG_NAME).read_text(encoding="utf-8"))
-        named = str(document["speculative_config"]["speculative_model"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
+        named = document["speculative_config"]["speculative_model"]
+    except (OSError, KeyError, TypeError, *_UNREADABLE):
+        return None
+    if not isinstance(named, str):
         return None  # the operator's own file; TensorRT-LLM reads it and complains itself
     try:
         own = (bundle / "drafter" / "config.json").read_bytes()

@@ -90,6 +90,13 @@ def test_edited_model_yaml_gives_the_target(bundle: Bundle) -> None:
         (b"\xff\xfe", "not readable YAML"),
         (b"7\n", "7 (generated: absent)"),
         (b"", "None"),
+        (b"[" * 5000, "not readable YAML"),
+        (b"max_seq_len: 2026-13-99", "not readable YAML"),
+        (
+            b"a0: &a0 {x: 1}\n"
+            + b"".join(b"a%d: &a%d {x: *a%d, y: *a%d}\n" % (i, i, i - 1, i - 1) for i in range(1, 60)),
+            "aliases",
+        ),
     ],
 )
 def test_broken_configuration_is_kept_too(bundle: Bundle, content: bytes, said: str) -> None:
@@ -104,7 +111,15 @@ def test_unreadable_model_yaml_is_refused_before_anything_is_built(
 ) -> None:
     """The target's place comes from it."""
     monkeypatch.setattr(build, "check_engine", lambda *_: pytest.fail("too late"))
-    for content in (b"a: [", b"\xff\xfe", b"7\n", b"backend: pytorch\n"):
+    for content in (
+        b"a: [",
+        b"\xff\xfe",
+        b"7\n",
+        b"backend: pytorch\n",
+        b"model: &a [*a]",
+        b"[" * 5000,
+        b"a: 2026-13-99",
+    ):
         bundle.file(MODEL).write_bytes(content)
         with pytest.raises(UsageError, match=r"(?s)model\.yaml cannot be read.*delete it and resume") as raised:
             resume(bundle)

@@ -27,7 +27,7 @@ def form_for(rows: int, weights: PackedDrafter) -> Form:
         return "plain"
     plain: Form = "plain"
     form = next((form for most, form in FORMS if rows <= most), plain)
-    return "gated" if form == "merged" and not weights.merged else form
+    return "folded" if form == "merged" and not weights.merged else form
 
 
 def packing(element_bytes: int) -> dict[str, bool]:

@@ -11,6 +11,8 @@ PROGRAMS = 128  # about one a multiprocessor: further shares of the depth cost m
 MEASURED: dict[tuple[int, int], Plan] = {
     (6144, 4096): Plan(16, 16, 256, 1, 2, 5),
     (12288, 4096): Plan(64, 16, 128, 1, 4, 4),
+    (2560, 4096): Plan(64, 16, 128, 3, 4, 6),
+    (8704, 4096): Plan(64, 16, 128, 1, 4, 4),
 }
 
 

@@ -16,9 +16,9 @@ from dspine_kernels.injection.gated_write import gated_write, write_parts
 from dspine_kernels.rows import rms_norm_reference, write_and_norm_reference, write_and_project
 from torch import Tensor
 
-from dspine_export.checkpoint.config import TransferConfig
+from dspine_export.checkpoint.config import DrafterConfig, TransferConfig
 from dspine_export.runtime.bench.subjects import QWEN3_8B, random_drafter
-from dspine_export.runtime.injection_form import form_for
+from dspine_export.runtime.injection_form import form_for, packing
 from dspine_export.runtime.packed_weights import pack
 from tests.kernels.comparison import close, poisoned, randn
 
@@ -121,13 +121,27 @@ def test_attention_takes_the_rows_norm(block: int, device: torch.device, dtypes:
         close(out, want, dtype)
 
 
-def test_merged_weights_are_views() -> None:
-    """Nothing is held twice but the key and value projections that appends read without the gain; every part computes what it did."""
-    config = replace(
+def _small() -> DrafterConfig:
+    return replace(
         QWEN3_8B, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48, vocab_size=64,
         block_size=4, mask_token_id=63, layer_types=("full_attention",) * 3, transfer=TransferConfig(rank=16, message_size=8, top_k=4),
     )  # fmt: skip
-    drafter = random_drafter(config, torch.float32, "cpu")
+
+
+def test_forms_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row count asks for, as far as the weights were packed for it; float32 and weights without gates are plain."""
+    monkeypatch.setattr("dspine_export.runtime.injection_form.FORMS", ((16, "gated"), (256, "merged")))
+    narrow = random_drafter(_small(), torch.bfloat16, "cpu")
+    assert packing(2) == {"folded": True, "merged": True} and not any(packing(4).values())
+    packed = pack(narrow, 8, **packing(2))
+    assert [form_for(rows, packed) for rows in (16, 17, 256, 257)] == ["gated", "merged", "merged", "plain"]
+    assert [form_for(rows, pack(narrow, 8, folded=True)) for rows in (16, 17)] == ["gated", "folded"]
+    assert form_for(16, pack(narrow, 8)) == "plain"
+
+
+def test_merged_weights_are_views() -> None:
+    """Nothing is held twice but the key and value projections that appends read without the gain; every part computes what it did."""
+    drafter = random_drafter(_small(), torch.float32, "cpu")
     for layer in drafter.model.layers:
         layer.input_layernorm.weight.uniform_(0.5, 2.0)
     plain, merged = pack(drafter, 8, folded=True), pack(drafter, 8, merged=True)

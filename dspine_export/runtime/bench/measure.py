@@ -112,13 +112,14 @@ def _rows(
     from dspine_export.runtime.bench import cells
     from dspine_export.runtime.bench.loop import round_us
     from dspine_export.runtime.bench.subjects import kinds, random_drafter
+    from dspine_export.runtime.injection_form import packing
     from dspine_export.runtime.packed_weights import pack
 
     engine = _engine(request.source, capability, note)
     deadline = time.monotonic() + request.seconds
     for kind, shapes in kinds(config).items():
         drafter = random_drafter(shapes)
-        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size, folded=True)
+        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size, **{**packing(2), "folded": True})
         for context in request.contexts:
             for batch in request.batches:
                 first = context == request.contexts[0]

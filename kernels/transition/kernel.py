@@ -20,6 +20,7 @@ from dspine_kernels.transition.walk import store_choices
 from torch import Tensor
 
 MESSAGE_PART = 128  # of m, per program
+MESSAGE_STEP, MESSAGE_WARPS = 512, 4  # of the hidden size, of up to 16 candidates
 FEW_PAIRS, GRAM_PLAN = 1024, Plan(64, 32, 128, 1, 4, 4)
 
 
@@ -169,7 +170,8 @@ def transition_scores(
     _candidate_messages[(rows, parts)](
         pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
         m, hidden, triton.cdiv(triton.cdiv(hidden, parts), 8) * 8, count, block,
-        K2=k2, BM=MESSAGE_PART, BD=512 if k2 <= 16 else 128, num_warps=4, num_stages=1 if wide else 3,
+        K2=k2, BM=triton.next_power_of_2(triton.cdiv(m, parts)), BD=MESSAGE_STEP if k2 <= 16 else 128,
+        num_warps=MESSAGE_WARPS, num_stages=1 if wide else 3,
         **dependent(_candidate_messages, z),
     )  # fmt: skip
     if len(z) <= FEW_PAIRS and not wide:

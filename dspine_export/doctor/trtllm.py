@@ -6,7 +6,7 @@ import importlib.metadata
 
 from dspine_export.doctor.check import Check
 from dspine_export.doctor.probe import ask
-from dspine_export.trtllm.versions import checked_versions, snapshot_for
+from dspine_export.trtllm.versions import recorded_versions, snapshot_for
 
 _NAME = "TensorRT-LLM hooks"
 _COMPARE = """
@@ -34,7 +34,10 @@ def check_trtllm_hooks() -> list[Check]:
     version, compared = found["version"], f"{found['hooks']} hooks compared with the {found['release']} signatures"
     if found["moved"]:
         detail = f"{version}: {compared}; moved: " + "; ".join(found["moved"])
-        return [Check(_NAME, "warning", detail, f"install a signature-checked version: {checked_versions()}")]
+        fix = (
+            f"install {recorded_versions()}, whose signatures were recorded; or build with --allow-unchecked to use it"
+        )
+        return [Check(_NAME, "warning", detail, fix)]
     if snapshot_for(version) is None:
         detail = f"{version}: not a signature-checked version, but {compared}, none moved"
         return [Check(_NAME, "warning", detail, "build with --allow-unchecked to use it")]

@@ -25,7 +25,7 @@ from dspine_export.trtllm.files import CONFIG_NAME, FOLDER, misplaced_drafter
 from dspine_export.trtllm.plan_block import PlanBlock, PlanSession
 from dspine_export.trtllm.settings import AGAIN, ALLOW_VARIABLE, PACKAGE_NAME, ModuleSettings
 from dspine_export.trtllm.signatures import PACKAGE, compare
-from dspine_export.trtllm.versions import require_checked, unchecked_allowed
+from dspine_export.trtllm.versions import recorded_versions, require_checked, unchecked_allowed
 
 DRAFTER_FOLDER = "drafter"  # of a bundle
 
@@ -76,7 +76,7 @@ def check_package(*, allow_unchecked: bool) -> str:
             where=moved[0].hook.name,
             got="; ".join(map(str, moved)),
             expected=f"the signatures of {snapshot.release}",
-            fix=f"install a checked version; or build with --allow-unchecked, or set {ALLOW_VARIABLE}=1 (doctor lists every hook)",
+            fix=f"install {recorded_versions()}; or build with --allow-unchecked, or set {ALLOW_VARIABLE}=1 (doctor lists every hook)",
         )
     for entry in moved:
         warnings.warn(f"TensorRT-LLM {version}: {entry}", stacklevel=2)

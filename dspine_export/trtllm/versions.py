@@ -38,6 +38,11 @@ def checked_versions() -> str:
     )
 
 
+def recorded_versions() -> str:
+    """The very versions whose signatures the snapshots hold, for a later one of the same line that has moved away from them."""
+    return " or ".join(f"{snapshot.release}{snapshot.first_candidate}" for snapshot in SNAPSHOTS)
+
+
 def unchecked_allowed(allowed: bool) -> bool:
     """Whether the build or the environment waives the version gate."""
     return allowed or os.environ.get(ALLOW_VARIABLE) == "1"

@@ -171,7 +171,7 @@ def _write_scripts(staging: Path, options: RepositoryOptions, locations: Locatio
         "models": " ".join(options.model_names),
         "extra_arguments": extra,
         "model": options.name,
-        "tokenizer": locations.target,
+        "tokenizer": shlex.quote(locations.target),
     }
     for name in ("launch.sh", "perf.sh") if "dspine" in options.flavors else ("launch.sh",):
         _write(staging / name, Template(_verbatim(name)).substitute(values))

@@ -8,7 +8,7 @@ cd "$$(dirname "$${BASH_SOURCE[0]}")"
 command -v aiperf >/dev/null || { echo 'perf.sh: no aiperf on PATH (pip install aiperf)' >&2; exit 4; }
 
 for concurrency in $${CONCURRENCY:-1 4 16 64}; do
-    aiperf profile --model $model --tokenizer "$tokenizer" --endpoint-type template --streaming \
+    aiperf profile --model $model --tokenizer $tokenizer --endpoint-type template --streaming \
         --url "$${URL:-http://127.0.0.1:8000}/v2/models/$model/generate_stream" \
         --extra-inputs 'payload_template:{"text_input": {{ text|tojson }}, "stream": true, "ignore_eos": true, "max_tokens": {{ max_tokens }}}' \
         --extra-inputs response_field:text_output \

@@ -89,7 +89,7 @@ REQUEST_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         DEADLINE_PARAMETER,
         "",
-        "milliseconds from arrival after which the request is given up; Triton's own `timeout` works too",
+        "milliseconds from arrival after which the request is given up; Triton's own `timeout`, in microseconds, works too",
     ),
 )
 

@@ -66,6 +66,8 @@ def test_the_sooner_deadline_counts() -> None:
     assert parse('{"deadline_ms": 300}', 200_000, text_input="a").request.deadline_seconds == 0.2
     assert parse('{"deadline_ms": 100}', 200_000, text_input="a").request.deadline_seconds == 0.1
     assert parse("{}", 250_000, text_input="a").request.deadline_seconds == 0.25
+    assert parse('{"timeout": 50000, "deadline_ms": 100}', text_input="a").request.deadline_seconds == 0.05
+    assert parse('{"timeout": 0}', text_input="a").request.deadline_seconds is None
 
 
 CHAT = json.dumps([{"role": "user", "content": "hi"}])
@@ -98,6 +100,7 @@ def test_messages() -> None:
         ({"messages": '[{"role": "user", "content": 3}]'}, "Not a chat"),
         ({"text_input": "a", "parameters": '{"deadline_ms": "soon"}'}, "deadline_ms"),
         ({"text_input": "a", "parameters": '{"deadline_ms": -5}'}, "deadline_ms"),
+        ({"text_input": "a", "parameters": '{"timeout": "soon"}'}, "timeout"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

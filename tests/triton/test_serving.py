@@ -301,8 +301,9 @@ def test_malformed_tensors_over_grpc(server: Server) -> None:
     assert "no_such" in refused(text, tensor("no_such", np.array([1], dtype=np.int32), "INT32"))
 
 
-def test_deadline(server: Server) -> None:
-    answer = generate(server, {**LONG, "deadline_ms": 300})
+@pytest.mark.parametrize("limit", [{"deadline_ms": 300}, {"timeout": 300_000}], ids=str)
+def test_deadline(server: Server, limit: dict[str, int]) -> None:
+    answer = generate(server, {**LONG, **limit})
     assert answer.status >= 400
     assert "deadline" in answer.text
     assert eventually(lambda: value(metrics(server), "dspine_slots_in_use") == 0)

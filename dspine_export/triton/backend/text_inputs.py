@@ -119,14 +119,21 @@ def _is_message(message: object) -> bool:
 
 
 def _deadline(parameters: str, timeout_us: int) -> float | None:
-    """Seconds from now: the sooner of the request's parameter and Triton's timeout."""
-    given = json.loads(parameters or "{}").get(DEADLINE_PARAMETER)
+    """Seconds from now: the soonest of the request's parameter and Triton's timeout, which `/generate` passes on as a parameter."""
+    given = json.loads(parameters or "{}")
+    wanted = _seconds(DEADLINE_PARAMETER, given.get(DEADLINE_PARAMETER), 1e3, "milliseconds")
+    passed = _seconds("timeout", given.get("timeout") or None, 1e6, "microseconds")  # 0 is Triton's word for none
+    known = [limit for limit in (wanted, passed, timeout_us / 1e6 or None) if limit is not None]
+    return min(known) if known else None
+
+
+def _seconds(name: str, value: Any, per_second: float, unit: str) -> float | None:
+    if value is None:
+        return None
     try:
-        wanted = None if given is None else float(given) / 1000
-    except (TypeError, ValueError):
-        wanted = -1.0
-    if wanted is not None and not 0 < wanted < float("inf"):
-        expected = "milliseconds, above 0"
-        raise UsageError("Invalid request parameter", where=DEADLINE_PARAMETER, got=given, expected=expected)
-    limits = [limit for limit in (wanted, timeout_us / 1e6 or None) if limit is not None]
-    return min(limits) if limits else None
+        seconds = float(value) / per_second
+    except (TypeError, ValueError, OverflowError):
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError("Invalid request parameter", where=name, got=value, expected=f"{unit}, above 0")
+    return seconds

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ def test_full_queue_is_said_to_be_one(server: Server) -> None:
     refused = [answer for answer in answers if answer.status != 200]
     assert len(answers) - len(refused) >= SLOTS
     assert refused, "eight at once, room for two and a queue of one"
-    assert all("overloaded" in answer.text for answer in refused)
+    assert all("overloaded" in answer.text and answer.status == 400 for answer in refused)
     counted = lambda: value(metrics(server), "dspine_requests_total", outcome="overloaded")  # noqa: E731
     assert eventually(lambda: counted() == len(refused))
 
@@ -280,21 +281,29 @@ def test_probe_leaves_a_busy_server_alone(started: Running) -> None:
         thread.join()
 
 
-def test_twenty_loads_and_unloads_leak_nothing(started: Running) -> None:
-    server = started.server
-    assert unload(server, "dspine_drafter").status == 200
-    assert eventually(lambda: not server.stub_processes("dspine_drafter"))
+@pytest.mark.parametrize(("model", "cycles"), [("dspine_drafter", CYCLES), ("dspine", 5)])
+def test_loads_and_unloads_leak_nothing(started: Running, model: str, cycles: int) -> None:
+    """The text model is unloaded under a stream, which is served to its end."""
+    server, body = started.server, {"text_input": "a", "max_tokens": 40, "ignore_eos": True}
+    for other in ("dspine_drafter", "dspine"):
+        unload(server, other)
+        assert eventually(lambda name=other: not server.stub_processes(name))
     (process,) = [p for p in psutil.Process(server.process.pid).children() if p.name() == "tritonserver"]
     regions, used = [len(server.shared_memory())], list[float]()
-    for _ in range(CYCLES):
-        assert load(server, "dspine_drafter").status == 200
-        assert ready(server, "/v2/models/dspine_drafter/ready")
-        assert unload(server, "dspine_drafter").status == 200
-        assert eventually(lambda: not server.stub_processes("dspine_drafter"))
+    for _ in range(cycles):
+        assert load(server, model).status == 200
+        assert ready(server, f"/v2/models/{model}/ready")
+        with ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(generate, server, body) if model == "dspine" else None
+            if stream is not None:
+                assert eventually(lambda one=stream: one.done() or value(metrics(server), "dspine_slots_in_use") == 1)
+            assert unload(server, model).status == 200
+            assert stream is None or stream.result().status == 200
+        assert eventually(lambda: not server.stub_processes(model))
         used.append(process.memory_full_info().uss / 1e6)
         regions.append(len(server.shared_memory()))
     assert regions[-1] == regions[0], regions
-    assert used[-1] - used[CYCLES // 4] < 4, f"megabytes: {used}"
+    assert used[-1] - used[cycles // 4] < 4, f"megabytes: {used}"
     assert not psutil.Process(server.process.pid).children(recursive=False)[1:], "nothing but the server is left"
 
 

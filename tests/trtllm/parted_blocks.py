@@ -23,7 +23,7 @@ RESULT = Path(__file__).parents[2] / "tools" / "results" / "plan_portable_h200.j
 
 
 def published_deviation() -> float:
-    """The largest score difference measured on plans of the portable graphs, over the cases whose candidates agree."""
+    """The largest score difference measured on plans of the portable graphs, TF32 let in, over the cases whose candidates agree."""
     runs = json.loads(RESULT.read_text(encoding="utf-8"))["runs"]
     cases = [case for run in runs for case in run["cases"]]
     return max(case["largest_score_error"] for case in cases if not case["different_candidates"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Form = Literal["plain", "folded", "gated", "merged"]
 
 # Most rows, form. Beyond the last: plain, because the additional products of the others grow with the rows.
-FORMS: tuple[tuple[int, Form], ...] = ((16, "plain"), (64, "plain"), (256, "plain"))
+FORMS: tuple[tuple[int, Form], ...] = ((16, "folded"), (64, "folded"), (256, "merged"))
 
 
 def form_for(rows: int, weights: PackedDrafter) -> Form:

@@ -19,7 +19,7 @@ BLOCKS_PER_PROGRAM = 16
 GROUP = 16  # blocks
 MAX_CANDIDATES = 64
 SELECT_WARPS = 4  # of up to 16 candidates
-BY_WORD, PART, MOST_KEYS, WORD_WARPS = False, 16, 4096, 1  # `words` for up to 16 candidates
+BY_WORD, PART, MOST_KEYS, WORD_WARPS = True, 16, 4096, 1  # `words` for up to 16 candidates
 LOWEST = -(1 << 63)
 
 
@@ -128,7 +128,7 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     """As `top_candidates`, from the largest keys of every `width` (a power of two) logits: int64 [R, ceil(V / width)]."""
     vocabulary, (rows, count) = logits.shape[1], ids.shape
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
-    if BY_WORD and count <= 16 and blocks <= MOST_KEYS:
+    if BY_WORD and 1 < count <= 16 and blocks <= MOST_KEYS:
         from dspine_kernels.topk.words import _select_by_word
 
         _select_by_word[(rows,)](

@@ -54,6 +54,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, nargs="+", required=True, help="lab folders; arms of one letter are pooled")
     add("--result", type=Path, required=True)
     add("--note", default="", help="a sentence for the result file")
+    add("--about", type=Path, help="a JSON object for the result file: date, card, commit, commands")
     return parser.parse_args(argv)
 
 

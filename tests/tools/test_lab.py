@@ -65,6 +65,7 @@ def test_train_measure_compare(target_dir: Path, corpus: Corpus, tmp_path: Path,
         assert all(0 < value <= 1 for value in slots[name][kind])
     assert slots["e1"]["lattice, K=16"] < slots["e1"]["mass of K=16"] < slots["e1"]["mass of K=64"]
     assert {"value", "low", "high"} == set(result["bar"]["t1"]["e-a"])
+    assert result["bar_without_loops"]["t1"]["prompts"] <= 4
     assert result["arms"]["a"]["t0"]["per_set"].keys() == {"one", "two"}
     texts = {json.dumps(result["arms"][letter]["t0"]["distinct_1_to_4"]) for letter in LADDER}
     assert len(texts) == 1, "at temperature 0 every arm commits the same text"
@@ -201,6 +202,30 @@ def test_compressed_corpus(corpus: Corpus, tmp_path: Path) -> None:
     again = load_corpus(tmp_path / "corpus.xz")
     for name in ("tokens", "offsets", "prompts"):
         assert torch.equal(getattr(again, name), getattr(corpus, name)), name
+
+
+def test_draws_that_miss_a_set_leave_it_out() -> None:
+    resampler = Resampler(["x"] * 10 + ["y"] * 10)
+    calls = np.array([1.0] * 10 + [1.0] + [0.0] * 9)  # one answer of y counts: a third of the draws miss it
+    interval = resampler.arm(2 * calls, calls)
+    assert (interval.low, interval.value, interval.high) == (2.0, 2.0, 2.0)
+
+
+def test_a_checkpoint_on_its_own_is_compared_with_itself(tmp_path: Path) -> None:
+    answer = {"calls": 10, "committed": 20, "whole": 9, "kept": [10], "covered": [10], "oracle": 10, "looped": True}
+    settings = {name: {"distinct": [0.5], "answers": [answer] * 4} for name in ("t0", "t1", "t1_argmax", "t0_k64", "t1_k64")}
+    folder = tmp_path / "lab" / "e0"
+    folder.mkdir(parents=True)
+    measured = {"sets": ["one"] * 4, "max_new_tokens": 12, "block_size": 2, **settings}
+    described = {"letter": "e", "seed": 0, "adopted": "drafter", "shape": {}}
+    for name, content in (("measured.json", measured), ("arm.json", described), ("about.json", {"date": "2026-11-30"})):
+        (folder / name).write_text(json.dumps(content))
+    lab("compare", "--out", tmp_path / "lab", "--result", tmp_path / "result.json", "--about", folder / "about.json")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["date"], result["training"]["adopted"], result["dspine_passes"]) == ("2026-11-30", "drafter", None)
+    assert result["arms"]["e"]["gain_of_candidates"]["t1_k64"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert result["arms"]["e"]["t0"]["tau_without_loops"] is None, "every answer loops"
+    assert result["bar_without_loops"]["t0"] == {}
 
 
 def test_bootstrap_is_paired() -> None:

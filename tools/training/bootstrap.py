@@ -45,13 +45,15 @@ class Resampler:
             self.counts.append(generator.multinomial(len(rows), share, size=draws).astype(np.float64))
 
     def tau(self, committed: Floats, calls: Floats) -> tuple[float, Floats]:
-        """tau of one arm and its resampled values; both arrays run over prompts. Sets without calls are left out."""
-        values, resampled = [], []
+        """tau of one arm and its resampled values; both arrays run over prompts. Sets without calls are left out, in every draw too."""
+        values, resampled, counted = [], [], []
         for rows, counts in zip(self.rows, self.counts, strict=True):
             if calls[rows].sum() > 0:
+                drawn = counts @ calls[rows]
                 values.append(committed[rows].sum() / calls[rows].sum())
-                resampled.append((counts @ committed[rows]) / np.maximum(counts @ calls[rows], 1e-9))
-        return float(np.mean(values)), np.mean(resampled, axis=0)
+                resampled.append((counts @ committed[rows]) / np.maximum(drawn, 1e-9))
+                counted.append(drawn > 0)
+        return float(np.mean(values)), np.sum(resampled, axis=0) / np.maximum(np.sum(counted, axis=0), 1)
 
     def arm(self, committed: Floats, calls: Floats) -> Interval:
         return Interval.of(*self.tau(committed, calls))

@@ -8,7 +8,8 @@ it has none ("t1_public": the bar's reading). An arm without a joint q can also 
 whole vocabulary; "t1_best" gives every arm the better of its two ways and is the stricter comparison. Both verdicts are reported.
 
 "t1_k64" and the like: arms with a lattice draft over that many candidates, from the same weights; the others draft as always. Variants of
-DSpine's recipe are compared as e is, under "variants", and decide nothing.
+DSpine's recipe are compared as e is, under "variants", and decide nothing. "bar_without_loops" counts the prompts on which no arm's answer
+loops: a loop is drafted almost for nothing, so where many answers loop the plain figure says little.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tools.training.arms import ARMS, VARIANTS
 from tools.training.bootstrap import Resampler, pooled
@@ -48,17 +50,20 @@ def compare(a: argparse.Namespace) -> None:
     resampler = Resampler(first["sets"])
     result: dict[str, Any] = {
         "what": "Acceptance lab: arms trained on the same blocks, measured in the draft-verify loop", "note": a.note,
+        **(read_json(a.about) if a.about else {}),
         "sets": {name: first["sets"].count(name) for name in dict.fromkeys(first["sets"])},
         "max_new_tokens": first["max_new_tokens"], "block_size": first["block_size"],
         "training": _training(described), "arms": {}, "bar": {},
     }  # fmt: skip
     for letter, runs in measured.items():
         entry: dict[str, Any] = {"title": ARMS[letter].title, "seeds": [d["seed"] for d in described[letter]]}
-        entry |= {"trained_numbers": described[letter][0]["trained_numbers"]}
+        entry |= {"trained_numbers": described[letter][0].get("trained_numbers")}
         both = (*SETTINGS, *_more(runs))
         result["arms"][letter] = entry | {setting: _setting(resampler, runs, setting, first["sets"]) for setting in both}
+        result["arms"][letter] |= {"gain_of_candidates": _gains(resampler, runs)} if _more(runs) else {}
     bars = (*SETTINGS, "t1_public", "t1_best", *_more(measured.get("e", ())))
     result["bar"] = {setting: _bar(resampler, measured, setting, "e") for setting in bars}
+    result["bar_without_loops"] = {s: _bar(resampler, measured, s, "e", _straight(measured, s)) for s in SETTINGS}
     result["variants"] = {v: {s: _bar(resampler, measured, s, v) for s in bars} for v in VARIANTS if v in measured}
     for name, hot in (("dspine_passes", "t1_public"), ("dspine_passes_stricter", "t1_best")):
         passed = [_above(result["bar"][s].get("e-a")) for s in ("t0", hot)]
@@ -66,7 +71,7 @@ def compare(a: argparse.Namespace) -> None:
     result["exactness"] = exactness
     result["slots_at_temperature_1"] = {p.parent.name: read_json(p) for out in a.out for p in sorted(out.glob(f"*/{SLOTS}"))}
     trained = [read_json(path) for out in a.out for path in sorted(out.glob(f"*/{ARM_FILE}"))]
-    result["final_training_losses"] = {d["letter"] + str(d["seed"]): d["log"][-1] for d in trained}
+    result["final_training_losses"] = {d["letter"] + str(d["seed"]): d["log"][-1] for d in trained if "log" in d}
     result["trained_not_measured"] = {d["letter"]: d["title"] for d in trained if d["letter"] not in measured}
     write_json(a.result, result)
     _print(result)
@@ -74,6 +79,8 @@ def compare(a: argparse.Namespace) -> None:
 
 def _training(described: Runs) -> dict[str, Any]:
     first = next(iter(described.values()))[0]
+    if "adopted" in first:
+        return {"adopted": first["adopted"], "shape": first["shape"]}
     keys = ("steps", "seconds_together", "usable_sequences", "corpus_tokens", "device", "torch", "arguments")
     steps = sorted({(d["letter"], d["steps"]) for runs in described.values() for d in runs})
     together = sorted({"".join(d["trained_together"]) for runs in described.values() for d in runs})
@@ -92,6 +99,18 @@ def _more(runs: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(name for name in (runs[0] if runs else {}) if "_k" in name and all(name in run for run in runs))
 
 
+def _gains(resampler: Resampler, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What other numbers of candidates add to tau, the same weights and prompts."""
+    pairs = {name: [pooled([run[s]["answers"] for run in runs]) for s in (name, name.split("_k")[0])] for name in _more(runs)}
+    return {name: asdict(resampler.difference(more, own)) for name, (more, own) in pairs.items()}
+
+
+def _straight(measured: Runs, setting: str) -> NDArray[np.bool_]:
+    """Prompts on which no answer of any arm loops."""
+    runs = [run[setting]["answers"] for arm in measured.values() for run in arm]
+    return np.array([all(not run[i]["looped"] for run in runs) for i in range(len(runs[0]))])
+
+
 def _setting(resampler: Resampler, runs: Sequence[dict[str, Any]], setting: str, sets: Sequence[str]) -> dict[str, Any]:
     answers = [run[setting]["answers"] for run in runs]
     flat = [entry for run in answers for entry in run]
@@ -105,7 +124,7 @@ def _setting(resampler: Resampler, runs: Sequence[dict[str, Any]], setting: str,
         per_set[name] = round(sum(e["committed"] for e in own) / max(sum(e["calls"] for e in own), 1), 4)
     return {
         "tau": asdict(resampler.arm(*pooled(answers))),
-        "tau_without_loops": asdict(resampler.arm(*pooled(answers, straight))),
+        "tau_without_loops": asdict(resampler.arm(*pooled(answers, straight))) if straight.any() else None,
         "tau_per_seed": [round(resampler.tau(*pooled([run]))[0], 4) for run in answers],
         "per_set": per_set,
         "kept_per_slot": _shares(kept, calls),
@@ -122,17 +141,17 @@ def _shares(counts: Any, total: Any) -> list[float]:
     return (counts / np.maximum(total, 1)).round(4).tolist()
 
 
-def _bar(resampler: Resampler, measured: Runs, setting: str, one: str) -> dict[str, Any]:
-    """Differences of the arm ``one`` to every other; "e-best" is to the best of b, c, d."""
+def _bar(resampler: Resampler, measured: Runs, setting: str, one: str, keep: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+    """Differences of the arm ``one`` to every other over the prompts of ``keep`` (all); "e-best" is to the best of b, c, d."""
+    if one not in measured or (keep is not None and not keep.any()):
+        return {}
     arms, used = {}, {}
     for letter, runs in measured.items():
         ways = _ways(letter, setting, runs)
-        options = {way: pooled([run[way]["answers"] for run in runs]) for way in ways}
+        options = {way: pooled([run[way]["answers"] for run in runs], keep) for way in ways}
         used[letter] = max(options, key=lambda way: resampler.tau(*options[way])[0])
         arms[letter] = options[used[letter]]
-    if one not in arms:
-        return {}
-    table: dict[str, Any] = {"proposals": used}
+    table: dict[str, Any] = {"proposals": used} | ({} if keep is None else {"prompts": int(keep.sum())})
     for letter in arms:
         if letter != one:
             table[f"{one}-{letter}"] = asdict(resampler.difference(arms[one], arms[letter]))
@@ -165,7 +184,8 @@ def _print(result: dict[str, Any]) -> None:
         for setting in SETTINGS:
             tau = arm[setting]["tau"]
             cells.append(f"{setting} {tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]")
-        extra = f"no loops {arm['t0']['tau_without_loops']['value']:.3f}, oracle {arm['t0']['oracle_tau']:.3f}"
+        straight = arm["t0"]["tau_without_loops"] or {"value": float("nan")}
+        extra = f"no loops {straight['value']:.3f}, oracle {arm['t0']['oracle_tau']:.3f}"
         print(f"{letter} {arm['title']:34s} {'  '.join(cells)}  {extra}")
     for one, bars in {"e": result["bar"], **result["variants"]}.items():
         for setting, table in bars.items():
@@ -173,5 +193,3 @@ def _print(result: dict[str, Any]) -> None:
                 if pair in table:
                     print(setting, pair, table.get("best_ancestor", "") if pair.endswith("best") else "", table[pair])
     print("DSpine passes:", result["dspine_passes"], "stricter:", result["dspine_passes_stricter"])
-
-

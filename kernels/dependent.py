@@ -56,19 +56,6 @@ def wait_previous(PDL: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit
-def prefetch(pointers, size_bytes):
-    """Asks the L2 cache for size_bytes (multiples of 16, or 0) from each of the 16-byte aligned pointers. Nothing waits for it."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [pointers.to(tl.int64), size_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 @functools.cache
 def _supported(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9

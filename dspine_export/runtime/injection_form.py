@@ -2,10 +2,9 @@
 
 plain   a readout, the gates' product, the write, and the next layer's q, k and v: each waits for the one before.
 folded  the gates times the readout are weights of the readout's own product (`PackedLayer.folded`).
-gated   folded, and the messages are made where the write reads them; our own products only.
-merged  the next layer's q, k and v do not wait either. With h before the injection, h' after it, W the following projections times their
-        norm's gain: W h' = W h + s (W Wr) z, so W h is part of the readout's product (`PackedLayer.read`) and (W Wr) z of the write's
-        (`PackedLayer.spread`); 1 / rms of h' is a factor of the result. Few rows are gated too.
+merged  the next layer's q, k and v do not wait either; the vendor's products only. With h before the injection, h' after it, W the
+        following projections times their norm's gain: W h' = W h + s (W Wr) z, so W h is part of the readout's product
+        (`PackedLayer.read`) and (W Wr) z of the write's (`PackedLayer.spread`); 1 / rms of h' is a factor of the result.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from dspine_export.runtime.packed_weights import PackedDrafter
 
-Form = Literal["plain", "folded", "gated", "merged"]
+Form = Literal["plain", "folded", "merged"]
 
 # Most rows, form. Beyond the last: plain, because the additional products of the others grow with the rows.
-FORMS: tuple[tuple[int, Form], ...] = ((16, "folded"), (64, "folded"), (256, "merged"))
+FORMS: tuple[tuple[int, Form], ...] = ((64, "folded"), (256, "merged"))
 
 
 def form_for(rows: int, weights: PackedDrafter) -> Form:
@@ -32,5 +31,4 @@ def form_for(rows: int, weights: PackedDrafter) -> Form:
 
 def packing(element_bytes: int) -> dict[str, bool]:
     """Keywords of `packed_weights.pack` for what `form_for` will choose."""
-    forms = {form for _, form in FORMS} if element_bytes == 2 else set()
-    return {"folded": bool(forms - {"plain"}), "merged": "merged" in forms}
+    return {"folded": element_bytes == 2, "merged": element_bytes == 2}

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.runtime.fused_layer import FusedLayers
-from dspine_export.runtime.gated_layer import GatedLayers
 from dspine_export.runtime.injection_form import Form, form_for
 from dspine_export.runtime.merged_vendor import MergedVendorLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
@@ -50,7 +49,7 @@ class DraftPass:
         weights: the packed drafter. cache: the context cache it attends; capacity C bounds the work, lengths decide it.
         batch: N <= S sequences a pass drafts for; None: all S slots of the cache.
         fused: our own products or the vendor's; None: by the number of rows.
-        form: how injections are run; None: by the number of rows.
+        form: how injections are run; None: by the number of rows. ``merged`` is the vendor's products only.
 
     Attributes:
         slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
@@ -105,7 +104,8 @@ class DraftPass:
 
     def _layers(self, *, fused: bool) -> FusedLayers | VendorLayers:
         if fused:
-            return GatedLayers(self) if self.form in ("gated", "merged") else FusedLayers(self)
+            assert self.form != "merged"
+            return FusedLayers(self)
         return MergedVendorLayers(self) if self.form == "merged" else VendorLayers(self)
 
     def _plan_attention(self) -> None:
@@ -139,14 +139,13 @@ class DraftPass:
         """
         return self.last_readout if last else self.readout
 
-    def attend(self, index: int, layer: PackedLayer, squares: Tensor | None = None) -> None:
-        """Attention of a layer, from qkv into attended. squares: parts of the sums of squares of x, where qkv still lacks its 1 / rms."""
+    def attend(self, index: int, layer: PackedLayer) -> None:
+        """Attention of a layer, from qkv into attended."""
         cache, weights = self.cache, self.weights
         block_attention(
             self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
             cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
             block=self.block, causal=self.config.is_causal, window=layer.window, splits=self.splits, slots=self.slots,
-            squares=squares, norm_width=self.config.hidden_size,
         )  # fmt: skip
 
     def _steps(self) -> list[Step]:

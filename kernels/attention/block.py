@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, prefetch, start_early, start_next, wait_previous
+from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from dspine_kernels.device import stages_that_fit
-from dspine_kernels.linear.kernel import row_scales
 from torch import Tensor
 
 CONTEXT_TILE, STAGES, WARPS = 64, 3, 4  # keys per step, buffered steps
-AHEAD = 0  # keys per program, and their values, that the L2 cache is asked for before the previous kernel is complete
 LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _normed_rotated(
-    base, row_ok, row_factor, weight, cos, sin, positions, angle_stride, eps, factor,
+    base, row_ok, weight, cos, sin, positions, angle_stride, eps, factor,
     DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm over the head of rows times row_factor, rotate-half, times a factor.
+    """RMSNorm over the head, rotate-half, times a factor.
 
     [ROWS, 2 HALF]: both halves of DIM padded to HALF with zeros.
     """
@@ -32,8 +30,6 @@ def _normed_rotated(
     ok = row_ok[:, None] & (half < DIM // 2)[None, :]
     first = tl.load(base[:, None] + half[None, :], mask=ok, other=0.0).to(tl.float32)
     second = tl.load(base[:, None] + (DIM // 2 + half)[None, :], mask=ok, other=0.0).to(tl.float32)
-    if row_factor is not None:
-        first, second = first * row_factor[:, None], second * row_factor[:, None]
     scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None] * factor
     first *= scale * tl.load(weight + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
     second *= scale * tl.load(weight + DIM // 2 + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
@@ -46,12 +42,12 @@ def _normed_rotated(
 
 @triton.jit
 def _attend(
-    qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats, squares,
-    rows, tiles, norm_width, length_stride, angle_stride, last_angle, table_stride, row_stride, sequence_stride, head_stride, column_stride,
+    qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
+    length_stride, angle_stride, last_angle, table_stride, row_stride, sequence_stride, head_stride, column_stride,
     eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr, PAGE: tl.constexpr, DIRECT: tl.constexpr, AHEAD: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PAGE: tl.constexpr, DIRECT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head, n, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -66,13 +62,6 @@ def _attend(
     base = kv_head.to(tl.int64) * head_stride
     if not PAGE:
         base += owner.to(tl.int64) * sequence_stride
-    if PDL and AHEAD and not PAGE:
-        asked = begin + tl.arange(0, 128) * (AHEAD // 128)
-        size = tl.maximum(tl.minimum(end - asked, AHEAD // 128), 0).to(tl.int32) * (
-            DIM * keys.dtype.element_ty.primitive_bitwidth // 8
-        )
-        prefetch(keys + base + asked.to(tl.int64) * DIM, size)
-        prefetch(values + base + asked.to(tl.int64) * DIM, size)
     wait_previous(PDL)
     rq = tl.arange(0, BQ)
     at_stats = ((n * splits + split) * KV_HEADS + kv_head).to(tl.int64) * BQ + rq
@@ -85,14 +74,7 @@ def _attend(
     ok = (slot < block) & (rq < group * BB)
     q_base = qkv + (n * block + slot).to(tl.int64) * row_stride + head * DIM
     angle = tl.minimum(length + slot, last_angle)
-    row_factor, query_factor = None, None
-    if squares is not None:
-        at_row = n * block + tl.arange(0, BB)
-        row_factor = row_scales(squares, tiles, rows, at_row, tl.arange(0, BB) < block, norm_width, eps, TILES)
-        query_factor = tl.reshape(tl.broadcast_to(row_factor[None, :], (BQ // BB, BB)), (BQ,))
-    q = _normed_rotated(q_base, ok, query_factor, q_norm, cos, sin, angle, angle_stride, eps, scale, DIM, HALF, BQ).to(
-        kind
-    )
+    q = _normed_rotated(q_base, ok, q_norm, cos, sin, angle, angle_stride, eps, scale, DIM, HALF, BQ).to(kind)
     at_dim = tl.arange(0, 2 * HALF)
     dim_ok = at_dim % HALF < DIM // 2
     at_dim = at_dim // HALF * (DIM // 2) + at_dim % HALF
@@ -104,9 +86,7 @@ def _attend(
         row = qkv + (n * block + rb).to(tl.int64) * row_stride
         k_ok = rb < block
         k_base, k_angle = row + (HEADS + kv_head) * DIM, tl.minimum(length + rb, last_angle)
-        k = _normed_rotated(
-            k_base, k_ok, row_factor, k_norm, cos, sin, k_angle, angle_stride, eps, 1.0, DIM, HALF, BB
-        ).to(kind)
+        k = _normed_rotated(k_base, k_ok, k_norm, cos, sin, k_angle, angle_stride, eps, 1.0, DIM, HALF, BB).to(kind)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         visible = ok[:, None] & k_ok[None, :]
         if CAUSAL:
@@ -119,8 +99,6 @@ def _attend(
         total = tl.sum(weights, 1)
         v_at = row[:, None] + (HEADS + KV_HEADS + kv_head) * DIM + at_dim[None, :]
         v = tl.load(v_at, mask=k_ok[:, None] & dim_ok[None, :], other=0.0)
-        if squares is not None:
-            v = (v.to(tl.float32) * row_factor[:, None]).to(kind)
         acc = tl.dot(weights.to(kind), v, input_precision=PRECISION)
     key_base, value_base = keys + base, values + base
     if PAGE:  # a step's pages are looked up during the step before
@@ -202,7 +180,6 @@ def block_attention(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, lengths: Tensor,
     keys: Tensor, values: Tensor, out: Tensor, partial: Tensor, stats: Tensor,
     *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None, pages: Tensor | None = None,
-    squares: Tensor | None = None, norm_width: int = 1,
 ) -> Tensor:  # fmt: skip
     """Attention of one layer's block rows over [cached context ; own block].
 
@@ -217,7 +194,6 @@ def block_attention(
         splits: programs that share the context of one sequence and key head.
         slots: int64 [N] on the device, the cache row (and length) of every sequence; None: sequence n owns row n.
         pages: integers [N, most pages] on the device: column c of sequence n is in page pages[n, c // page]. Not with `slots`.
-        squares: float32 [T, N*B], parts of the sums of squares of norm_width values; qkv is multiplied by the row's 1 / rms of them.
 
     Returns:
         out.
@@ -236,14 +212,13 @@ def block_attention(
         qkv.device, STAGES, 2 * CONTEXT_TILE * 2 * half * qkv.element_size(), 2 * bq * 2 * half * qkv.element_size()
     )
     _attend[(kv_heads, batch, splits)](
-        qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats, squares,
-        out.shape[0], 1 if squares is None else squares.shape[0], norm_width, lengths.stride(0), cos.stride(0), cos.shape[0] - 1,
+        qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
+        lengths.stride(0), cos.stride(0), cos.shape[0] - 1,
         0 if pages is None else pages.stride(0), qkv.shape[1], keys.stride(0), capacity * dim if pages is None else keys.stride(1),
         keys.stride(2), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
         HALF=half, BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",
-        SLOTS=slots is not None, PAGE=0 if pages is None else capacity, DIRECT=splits == 1, AHEAD=AHEAD,
-        TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),
+        SLOTS=slots is not None, PAGE=0 if pages is None else capacity, DIRECT=splits == 1,
         num_warps=WARPS, num_stages=1 if wide else stages,
         **dependent(_attend, qkv),
     )  # fmt: skip

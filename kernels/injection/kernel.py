@@ -13,25 +13,19 @@ from torch import Tensor
 
 # Rows of the gates and of the readouts per program, depth of a step, warps.
 TILE = (16, 16, 128, 2)
-LEAD = False
 
 
 @triton.jit
 def _messages(
     readout, squares, gates, bias, table, anchor_ids, z, receiver_out, rows, rank, stride, m, block, tiles, root_rank,
     RECEIVER: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-    LEAD: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row_tile, tile = tl.program_id(0), tl.program_id(1)
     start_early(PDL)
     rm, rn, rk = tile * BM + tl.arange(0, BM), row_tile * BN + tl.arange(0, BN), tl.arange(0, BK)
     m_ok, row_ok, tile_of = rm < m, rn < rows, tl.arange(0, TILES)
     weight = gates + tl.minimum(rm, m - 1).to(tl.int64)[:, None] * rank + rk[None, :]
-    if LEAD:  # the gates are nobody's output: their first step need not wait
-        ok_k = (rk < rank)[None, :]
-        lead_receiver = tl.load(weight, mask=ok_k, other=0.0)
-        lead_gate = tl.load(weight + m * rank, mask=ok_k, other=0.0)
-        lead_message = tl.load(weight + 2 * m * rank, mask=ok_k, other=0.0)
     wait_previous(PDL)
     own_at = readout + tl.minimum(rn, rows - 1).to(tl.int64) * stride
     before_at = readout + tl.maximum(tl.minimum(rn, rows - 1) - 1, 0).to(tl.int64) * stride
@@ -44,13 +38,7 @@ def _messages(
     receiver = tl.zeros((BM, BN), tl.float32)
     gate = tl.zeros((BM, BN), tl.float32)
     message = tl.zeros((BM, BN), tl.float32)
-    if LEAD:
-        own = tl.load(own_at[None, :] + rk[:, None], mask=(rk < rank)[:, None], other=0.0)
-        before = tl.load(before_at[None, :] + rk[:, None], mask=(rk < rank)[:, None], other=0.0)
-        receiver = tl.dot(lead_receiver, own, receiver, input_precision=PRECISION)
-        gate = tl.dot(lead_gate, before, gate, input_precision=PRECISION)
-        message = tl.dot(lead_message, before, message, input_precision=PRECISION)
-    for k in range(BK if LEAD else 0, rank, BK):
+    for k in range(0, rank, BK):
         inside = k + rk < rank
         own = tl.load(own_at[None, :] + (k + rk)[:, None], mask=inside[:, None], other=0.0)
         before = tl.load(before_at[None, :] + (k + rk)[:, None], mask=inside[:, None], other=0.0)
@@ -109,6 +97,6 @@ def gated_messages(
         readout, squares, gates, bias, token_table, anchor_ids, z, receiver_gate,
         rows, rank, readout.stride(0), m, block, squares.shape[0], float(rank) ** 0.5,
         RECEIVER=receiver_gate is not None, TILES=triton.next_power_of_2(squares.shape[0]), BM=bm, BN=bn, BK=32 if wide else bk,
-        PRECISION="ieee" if wide else "tf32", LEAD=LEAD, num_warps=warps, num_stages=1 if wide else 3, **dependent(_messages, z),
+        PRECISION="ieee" if wide else "tf32", num_warps=warps, num_stages=1 if wide else 3, **dependent(_messages, z),
     )  # fmt: skip
     return z

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from dspine_kernels.device import stages_that_fit
-from dspine_kernels.topk.kernel import LOWEST, order_keys
+from dspine_kernels.topk.keys import LOWEST, order_keys
 from torch import Tensor
 
 
@@ -30,7 +30,7 @@ def row_scales(squares, tiles, rows, at, ok, width, eps, TILES: tl.constexpr):
 @triton.jit
 def _linear(
     x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales,
-    rows, columns, depth, share, tiles_in, width, eps, block, squares_first, squares_columns,
+    rows, columns, depth, share, tiles_in, width, eps, block, squares_columns,
     PAIR: tl.constexpr, NORMED: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     LEAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
@@ -104,7 +104,7 @@ def _linear(
         acc += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
     if squares_out is not None:
         acc = acc.to(kind).to(tl.float32)
-        counted = tl.where(ok & ((rm >= squares_first) & (rm < squares_columns))[:, None], acc, 0.0)
+        counted = tl.where(ok & (rm < squares_columns)[:, None], acc, 0.0)
         tl.store(squares_out + tile * rows + rn, tl.sum(counted * counted, 0), mask=row_ok)
     if scaled is not None:
         factor = tl.load(gain + rm, mask=rm < columns, other=0.0).to(tl.float32)[:, None]
@@ -152,7 +152,7 @@ class Workspace:
 def linear(
     x: Tensor, weight: Tensor, out: Tensor, plan: Plan, workspace: Workspace, *,
     squares: Tensor | None = None, norm_width: int = 1, eps: float = 0.0, pair: bool = False, write: bool = False,
-    residual: Tensor | None = None, squares_out: Tensor | None = None, squares_columns: int | None = None, squares_first: int = 0,
+    residual: Tensor | None = None, squares_out: Tensor | None = None, squares_columns: int | None = None,
     gain: Tensor | None = None, scaled: Tensor | None = None,
     keys: Tensor | None = None, block: int = 1, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -164,7 +164,7 @@ def linear(
             1 / rms (x is the row times its norm's gain); with `write` by its rms instead, and by 0 in the first of every `block` rows.
         pair: silu(x gate^T) * (x up^T) for weight = gate above up.
         residual: [R, N], added before rounding (may be `out`).
-        squares_out: float32 [tiles, R], receives the parts of the result's sums of squares over columns squares_first (0) to
+        squares_out: float32 [tiles, R], receives the parts of the result's sums of squares over the first
             squares_columns (all).
         scaled: [R, N], receives the result times gain [N].
         keys: int64 [N*(B-1), tiles], receives for all rows but the first of every `block` the largest key of every tile
@@ -184,7 +184,7 @@ def linear(
     _linear[(triton.cdiv(rows, plan.rows), plan.tiles(columns), plan.splits)](
         x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales,
         rows, columns, depth, share, 1 if squares is None else squares.shape[0], norm_width, eps, block,
-        squares_first, squares_columns or columns,
+        squares_columns or columns,
         PAIR=pair, NORMED=squares is not None and not write, ADD=residual is not None, WRITE=write,
         SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
         TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),

@@ -12,36 +12,21 @@ import torch
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.topk.keys import LOWEST, order_keys, source_row
+from dspine_kernels.topk.words import select_by_word
 from torch import Tensor
 
 BLOCK = 128
 BLOCKS_PER_PROGRAM = 16
 GROUP = 16  # blocks
 MAX_CANDIDATES = 64
-SELECT_WARPS = 4  # of up to 16 candidates
-BY_WORD, PART, MOST_KEYS, WORD_WARPS = True, 16, 4096, 1  # `words` for up to 16 candidates
-LOWEST = -(1 << 63)
+# Of `words`: most candidates (one is found sooner by keys) and blocks, logits of a part.
+WORD_CANDIDATES, WORD_BLOCKS, PART = 16, 4096, 16
 
 
 def workspace_keys(rows: int, vocabulary: int) -> int:
     """Number of int64 keys that `top_candidates` leaves between its launches; `linear` leaves as many or fewer, at 32 logits a key more."""
     return rows * triton.cdiv(vocabulary, 32)
-
-
-@triton.jit
-def order_keys(values, ids):
-    """64-bit keys that order like (value descending, id ascending)."""
-    wide = values.to(tl.float32)
-    bits = tl.where(wide == 0.0, 0.0, wide).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    return (ordered << 32) | (0xFFFFFFFF - ids.to(tl.int64))
-
-
-@triton.jit
-def source_row(row, block):
-    """The row of logits: all rows, or every row but the first of each block of slots."""
-    slots = tl.maximum(block - 1, 1)
-    return tl.where(block > 0, row // slots * block + row % slots + 1, row)
 
 
 @triton.jit
@@ -128,19 +113,17 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     """As `top_candidates`, from the largest keys of every `width` (a power of two) logits: int64 [R, ceil(V / width)]."""
     vocabulary, (rows, count) = logits.shape[1], ids.shape
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
-    if BY_WORD and 1 < count <= 16 and blocks <= MOST_KEYS:
-        from dspine_kernels.topk.words import _select_by_word
-
-        _select_by_word[(rows,)](
+    if 1 < count <= WORD_CANDIDATES and blocks <= WORD_BLOCKS:
+        select_by_word[(rows,)](
             logits, keys, ids, vocabulary, blocks, count, block,
             GROUPS=max(32, triton.next_power_of_2(triton.cdiv(blocks, GROUP))), GROUP=GROUP, K2=padded, BLOCK=width,
-            PARTS=max(1, width // PART), PART=min(PART, width), LOWEST=LOWEST, num_warps=WORD_WARPS, **dependent(_select_by_word, logits),
+            PARTS=max(1, width // PART), PART=min(PART, width), LOWEST=LOWEST, num_warps=1, **dependent(select_by_word, logits),
         )  # fmt: skip
         return ids
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
         WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, LOWEST=LOWEST,
-        num_warps=SELECT_WARPS if padded <= 16 else 8, **dependent(_select, logits),
+        num_warps=4 if padded <= 16 else 8, **dependent(_select, logits),
     )  # fmt: skip
     return ids
 

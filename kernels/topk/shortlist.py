@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
-from dspine_kernels.topk.kernel import LOWEST, order_keys
+from dspine_kernels.topk.keys import LOWEST, order_keys
 from torch import Tensor
 
 TILE = 128

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import start_early, start_next, wait_previous
-from dspine_kernels.topk.kernel import order_keys, source_row
+from dspine_kernels.topk.keys import order_keys, source_row
 
 
 @triton.jit
@@ -30,11 +30,12 @@ def _best_of(packed, count, K2: tl.constexpr):
 
 
 @triton.jit
-def _select_by_word(
+def select_by_word(
     logits, keys, ids_out, vocabulary, blocks, count, block,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """`kernel.select_candidates` of one row. Logits fall into PARTS strided parts of PART each in every block of BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     start_early(PDL)
     source, of_row = logits + source_row(row, block) * vocabulary, keys + row * blocks

@@ -61,10 +61,9 @@ def test_a_cell_and_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, config in kinds(TINY).items():
         drafter = random_drafter(config, torch.float32, "cpu")
         cell = cells.Cell(kind, 1, 8, stages=kind == "DSpine", fp8=True)
-        rows.append(cells.measure_cell(cell, drafter, pack(drafter, 64, folded=True), ceilings))
+        rows.append(cells.measure_cell(cell, drafter, pack(drafter, 64), ceilings))
         assert rows[-1]["equal_tokens"] == 1.0 and rows[-1]["append_2"] == 5.0 and not rows[-1]["skipped"]
         assert rows[-1]["ours_fp8"] == 5.0 and rows[-1]["floor_fp8"]["weights"] == rows[-1]["floor"]["weights"] / 2
-    assert rows[-1]["ours_folded"] == 5.0 and rows[-1]["equal_folded"] == 1.0 and "ours_folded" not in rows[0]
     engine = TorchExecutor(drafter)
     engines.measure_engine(rows[-1], "a plan", engine)
     assert rows[-1]["engine"] == {"name": "a plan", "stream": 9.0, "graph": 5.0}

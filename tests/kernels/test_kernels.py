@@ -111,11 +111,11 @@ def test_write_and_norm(device: torch.device, dtypes: tuple[torch.dtype, ...]) -
 
 
 @pytest.mark.parametrize(("vocabulary", "count"), [(300, 16), (2048, 1), (4100, 33), (70, 40), (4100, 13), (20, 16)])
-@pytest.mark.parametrize("by_word", [False, True], ids=["keys", "words"])
+@pytest.mark.parametrize("word_blocks", [0, 4096], ids=["many_blocks", "few_blocks"])
 def test_top_candidates(
-    vocabulary: int, count: int, by_word: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    vocabulary: int, count: int, word_blocks: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspine_kernels.topk.kernel.BY_WORD", by_word)
+    monkeypatch.setattr("dspine_kernels.topk.kernel.WORD_BLOCKS", word_blocks)
     logits = torch.randn(3, vocabulary, device=device)
     logits[1] = logits[1].round()  # ties everywhere, across the boundary too
     logits[2, ::3] = float("-inf")

@@ -104,11 +104,6 @@ def _ours(cell: Cell, row: Row, packed: PackedDrafter, state: DraftState, anchor
     graph = capture(draft.launch)
     row["ours"] = replay_us(graph)
     tokens = draft.tokens.clone()
-    if packed.layers[0].folded is not None:
-        folded = DraftPass(drafter.config, packed, cache, form="folded")
-        folded.anchor_ids.copy_(anchors)
-        row["ours_folded"] = replay_us(capture(folded.launch))
-        row["equal_folded"] = float((folded.tokens == tokens).float().mean())
     if cell.stages:
         row["stages"] = {
             # The whole pass anew each time: under load the clock falls.

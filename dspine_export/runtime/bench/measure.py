@@ -119,7 +119,7 @@ def _rows(
     deadline = time.monotonic() + request.seconds
     for kind, shapes in kinds(config).items():
         drafter = random_drafter(shapes)
-        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size, **{**packing(2), "folded": True})
+        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size, **packing(2))
         for context in request.contexts:
             for batch in request.batches:
                 first = context == request.contexts[0]

@@ -10,7 +10,6 @@ COLUMNS = (
     ("naive_graph", "naive"),
     ("compiled_graph", "compile"),
     ("ours", "ours"),
-    ("ours_folded", "folded"),
     ("ours_fp8", "fp8"),
     ("engine", "engine"),
     ("append", "append"),

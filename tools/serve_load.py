@@ -85,6 +85,7 @@ def main(argv: list[str] | None = None) -> int:
                     run, found = measure(options, prompts, level, drafts)
                     record["runs"].append(run)
                     samples += found
+                    write(options, record)  # what is measured stays, whatever ends the run
                     print(
                         json.dumps({key: run[key] for key in ("concurrency", "draft_tokens", "tokens_per_second")}),
                         flush=True,
@@ -97,12 +98,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def finish(options: argparse.Namespace, record: dict[str, Any], samples: list[Sample]) -> int:
     """Writes the record; 1 if a request failed or a stream differs."""
+    write(options, record)
+    failed = sum(sample.error is not None for sample in samples)
+    differing = record["greedy"]["different"] if "greedy" in record else 0
+    compared = f"{differing} differ from greedy" if "greedy" in record else "not compared with greedy"
+    print(f"{len(samples)} requests, {failed} failed, {compared}; {options.out}")
+    return 1 if failed or differing else 0
+
+
+def write(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    """The record so far."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
-    failed = sum(sample.error is not None for sample in samples)
-    differing = record.get("greedy", {}).get("different", 0)
-    print(f"{len(samples)} requests, {failed} failed, {differing} differ from greedy; {options.out}")
-    return 1 if failed or differing else 0
 
 
 def read_prompts(files: list[Path], wanted: int) -> list[str]:
@@ -253,12 +260,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def provenance() -> dict[str, Any]:
+def provenance(tool: str = "serve_load") -> dict[str, Any]:
     """Command, date, commit and machine of a record."""
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": "python -m tools.serve_load "
+        "command": f"python -m tools.{tool} "
         + " ".join(Path(word).name if "/" in word else word for word in sys.argv[1:]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit or None,

@@ -92,6 +92,28 @@ REQUEST_PARAMETERS: tuple[Parameter, ...] = (
         "milliseconds from arrival after which the request is given up; Triton's own `timeout`, in microseconds, works too",
     ),
 )
+# What the server itself and its clients may put among a request's parameters.
+SERVER_PARAMETERS = (
+    "timeout",
+    "priority",
+    "id",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "binary_data_output",
+    "binary_data_size",
+)
+SERVER_PREFIX = "triton_"
+# What other servers call an input of this one.
+ALIASES = {
+    "prompt": "text_input",
+    "text": "text_input",
+    "seed": "random_seed",
+    "stop": "stop_words",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "deadline": DEADLINE_PARAMETER,
+}
 
 COMMON_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("kind", "text", "text or drafter: which model of this backend it is"),
@@ -120,6 +142,11 @@ TEXT_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("max_stop_words", "16", "most stop words of a request"),
     Parameter("default_deadline_ms", "0", "deadline of requests that do not say; 0: none"),
     Parameter("drain_seconds", "20", "how long unloading waits for running streams"),
+    Parameter(
+        "strict_fields",
+        "true",
+        "refuse requests with fields or parameters that nothing reads; false where the server forwards HTTP headers as parameters",
+    ),
 )
 
 DRAFTER_PARAMETERS: tuple[Parameter, ...] = (

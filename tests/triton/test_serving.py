@@ -247,6 +247,8 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "not a chat": ({"messages": "[1, 2]"}, "messages"),
     "empty stop word": ({"text_input": "a", "stop_words": ""}, "stop_words"),
     "deadline in the past": ({"text_input": "a", "deadline_ms": -5}, "deadline_ms"),
+    "a field of another server": ({"text_input": "a", "max_tokens": 2, "seed": 3}, "random_seed"),
+    "a misspelt field": ({"text_input": "a", "max_tokns": 2}, "max_tokens"),
     "no JSON": (b"{", ""),
     "invalid UTF-8": (b'{"text_input": "\xff\xfe", "max_tokens": 2}', ""),
 }

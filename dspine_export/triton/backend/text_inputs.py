@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,14 @@ from numpy.typing import NDArray
 
 from dspine_export.errors import UsageError
 from dspine_export.runtime.serving.request import Request
-from dspine_export.triton.contract import DEADLINE_PARAMETER
+from dspine_export.triton.contract import (
+    ALIASES,
+    DEADLINE_PARAMETER,
+    REQUEST_PARAMETERS,
+    SERVER_PARAMETERS,
+    SERVER_PREFIX,
+    TEXT_INPUTS,
+)
 
 Array = NDArray[Any]
 Read = Callable[[str], Array | None]  # an input by its name, None where the request leaves it out
@@ -26,16 +34,22 @@ class TextRequest:
     stream: bool
 
 
-def parse_request(read: Read, parameters: str, timeout_us: int, max_prompt_bytes: int) -> TextRequest:
+def parse_request(
+    read: Read, parameters: str, timeout_us: int, max_prompt_bytes: int, *, strict: bool = True
+) -> TextRequest:
     """Validates one request.
 
     Args:
         parameters: the request's parameters, a JSON object. timeout_us: Triton's own timeout, 0 for none.
         max_prompt_bytes: of the messages, before they are parsed; the engine checks the text itself.
+        strict: refuse parameters that nothing reads.
 
     Raises:
         UsageError: whatever is wrong, and where.
     """
+    given: dict[str, Any] = json.loads(parameters or "{}")
+    if strict:
+        _check_parameters(given)
     messages = _messages(read, max_prompt_bytes)
     stop_words = read("stop_words")
     request = Request(
@@ -50,7 +64,7 @@ def parse_request(read: Read, parameters: str, timeout_us: int, max_prompt_bytes
         stop_words=() if stop_words is None else tuple(_text(word, "stop_words") for word in stop_words.flatten()),
         num_draft_tokens=_one(read, "num_draft_tokens", int),
         ignore_eos=bool(_one(read, "ignore_eos", bool)),
-        deadline_seconds=_deadline(parameters, timeout_us),
+        deadline_seconds=_deadline(given, timeout_us),
     )
     return TextRequest(request, bool(_one(read, "stream", bool)))
 
@@ -118,9 +132,26 @@ def _is_message(message: object) -> bool:
     )
 
 
-def _deadline(parameters: str, timeout_us: int) -> float | None:
+def _check_parameters(given: Iterable[str]) -> None:
+    """At `/generate` every field that names no input becomes a parameter: a misspelt input would be ignored in silence.
+
+    Raises:
+        UsageError: a parameter that nothing reads, with what was probably meant.
+    """
+    inputs, own = [tensor.name for tensor in TEXT_INPUTS], [parameter.name for parameter in REQUEST_PARAMETERS]
+    for name in given:
+        if name in own or name in SERVER_PARAMETERS or name.startswith(SERVER_PREFIX):
+            continue
+        close = [ALIASES[name]] if name in ALIASES else difflib.get_close_matches(name, [*inputs, *own], n=1)
+        fix = f"did you mean {close[0]!r}?" if close else None
+        if name in inputs:
+            fix = "send it as an input: at /generate beside text_input, elsewhere among the inputs"
+        expected = ", ".join((*inputs, *own, "timeout"))
+        raise UsageError("Nothing reads this field or parameter", where=name[:100], expected=expected, fix=fix)
+
+
+def _deadline(given: dict[str, Any], timeout_us: int) -> float | None:
     """Seconds from now: the soonest of the request's parameter and Triton's timeout, which `/generate` passes on as a parameter."""
-    given = json.loads(parameters or "{}")
     wanted = _seconds(DEADLINE_PARAMETER, given.get(DEADLINE_PARAMETER), 1e3, "milliseconds")
     passed = _seconds("timeout", given.get("timeout") or None, 1e6, "microseconds")  # 0 is Triton's word for none
     known = [limit for limit in (wanted, passed, timeout_us / 1e6 or None) if limit is not None]

@@ -65,6 +65,7 @@ class TextModel:
         settings = engine_settings(parameters)
         self._max_prompt_bytes = settings.limits.max_prompt_bytes
         self._drain_seconds = parameters.number("drain_seconds")
+        self._strict = parameters.boolean("strict_fields")
         self.engine = open_engine(pair_source(parameters), settings)
         self.engine.start(warm_up=parameters.boolean("warmup"))
         self._metrics = MetricsExporter(pb_utils, name, version, self.engine.models.block_size)
@@ -142,7 +143,8 @@ class TextModel:
             return None if tensor is None else tensor.as_numpy()
 
         try:
-            return parse_request(read, request.parameters(), request.timeout(), self._max_prompt_bytes)
+            limit = self._max_prompt_bytes
+            return parse_request(read, request.parameters(), request.timeout(), limit, strict=self._strict)
         except Exception as error:
             self.engine.refused(error)
             raise

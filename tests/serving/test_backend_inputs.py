@@ -283,7 +283,7 @@ def test_metrics_follow_the_counters() -> None:
     assert [series["dspine_accepted_length_bucket", le] for le in ("1", "2", "3", "4", "+Inf")] == [3, 4, 4, 6, 6]
     assert series["dspine_accepted_length_sum", ""] == 3 + 2 + 8
     FakeFamily.values = {}
-    exporter = MetricsExporter(type("pb_utils", (), {"MetricFamily": FakeFamily}), "dspine", "1", 4)
+    exporter = MetricsExporter(type("pb_utils", (), {"MetricFamily": FakeFamily}), "dspine", "1", "dspine_0_1", 4)
     exporter.update(SNAPSHOT)
     exporter.update(SNAPSHOT | {"rounds": 10, "slots_in_use": 0})
     before = FakeFamily.calls
@@ -291,5 +291,6 @@ def test_metrics_follow_the_counters() -> None:
     assert FakeFamily.calls == before, "no message without a change"
     labels = {"model": "dspine", "version": "1"}
     assert FakeFamily.values["dspine_rounds_total", json.dumps(labels, sort_keys=True)] == 10
-    assert FakeFamily.values["dspine_slots_in_use", json.dumps(labels, sort_keys=True)] == 0
+    gauge = json.dumps(labels | {"process": "dspine_0_1"}, sort_keys=True)
+    assert FakeFamily.values["dspine_slots_in_use", gauge] == 0, "instances do not overwrite each other's"
     assert FakeFamily.values["dspine_requests_total", json.dumps(labels | {"outcome": "ok"}, sort_keys=True)] == 2

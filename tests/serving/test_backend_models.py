@@ -19,6 +19,7 @@ from tests.serving import fake_triton
 from tests.serving.fake_triton import Request
 
 Load = Callable[..., TritonPythonModel]
+PROCESS = "dspine_0_0"
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def load(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         model = TritonPythonModel()
         models.append(model)
         place = {"model_repository": "models/dspine", "model_name": "dspine", "model_version": "1"}
+        place["model_instance_name"] = PROCESS
         model.initialize({"model_config": json.dumps(config)} | place)
         return model
 
@@ -135,7 +137,7 @@ def test_a_model_that_is_not_decoupled(load: Load) -> None:
 
 def test_metrics_are_exported(load: Load) -> None:
     model = load()
-    assert metric("dspine_slots") == 2 and metric("dspine_healthy") == 1
+    assert metric("dspine_slots", PROCESS) == 2 and metric("dspine_healthy", PROCESS) == 1
     request = Request(text_input="hello", max_tokens=9, ignore_eos=True)
     model.execute([request])
     request.wait()

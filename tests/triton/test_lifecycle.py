@@ -307,6 +307,31 @@ def test_loads_and_unloads_leak_nothing(started: Running, model: str, cycles: in
     assert not psutil.Process(server.process.pid).children(recursive=False)[1:], "nothing but the server is left"
 
 
+def test_two_instances_share_the_requests(started: Running) -> None:
+    server, path = started.server, started.second / "model_repository" / "single" / "config.pbtxt"
+    good = path.read_text()
+    config = model_config.parse(good)
+    config.instance_group[0].count = 2
+    path.write_text(model_config.render(config))
+    try:
+        assert load(server, "single").status == 200
+    finally:
+        path.write_text(good)
+    processes = [psutil.Process(process) for process in server.stub_processes("single")]
+    before = [process.cpu_times().user for process in processes]
+    body = {"text_input": "a", "max_tokens": 150, "ignore_eos": True}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _n: generate(server, body, model="single"), range(8)))
+    assert {answer.status for answer in answers} == {200}
+    assert len({tuple(answer.json["output_ids"]) for answer in answers}) == 1
+    worked = [process.cpu_times().user - used for process, used in zip(processes, before, strict=True)]
+    assert len(worked) == 2 and min(worked) > 0.05, worked
+    assert eventually(lambda: value(metrics(server), "dspine_requests_total", "single", outcome="ok") >= 8)
+    assert value(metrics(server), "dspine_slots", "single") == 2 * SLOTS, "gauges of one do not overwrite the other's"
+    unload(server, "single")
+    assert eventually(lambda: not server.stub_processes("single"))
+
+
 def test_stopping_the_server_leaves_nothing(tiny: Served, tmp_path: Path) -> None:
     """Processes, shared memory, the temporary backend directory."""
     repository = make_repository(tiny, tmp_path / "repository")

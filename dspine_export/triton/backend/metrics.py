@@ -18,7 +18,10 @@ HISTOGRAM = "dspine_accepted_length"
 
 @dataclass(frozen=True)
 class Metric:
-    """One family; every series of it carries the labels `model` and `version`, and `labels` besides."""
+    """One family; every series of it carries the labels `model` and `version`, a gauge `process` too, and `labels` besides.
+
+    `process` is the instance's name: counters of a model's instances add up in one series, gauges would overwrite each other.
+    """
 
     name: str
     kind: Kind
@@ -77,10 +80,10 @@ class MetricsExporter:
     """Passes differences on to Triton. The families are held here: Triton drops one as soon as its object is gone.
 
     Args:
-        pb_utils: Triton's module. model, version: labels of every series.
+        pb_utils: Triton's module. model, version: labels of every series. process: of the gauges.
     """
 
-    def __init__(self, pb_utils: Any, model: str, version: str, block_size: int) -> None:
+    def __init__(self, pb_utils: Any, model: str, version: str, process: str, block_size: int) -> None:
         self._block_size, self._shown = block_size, dict[tuple[str, str], float]()
         self._kinds = {metric.name: metric for metric in METRICS}
         family = pb_utils.MetricFamily
@@ -88,7 +91,7 @@ class MetricsExporter:
             metric.name: family(name=metric.name, description=metric.doc, kind=getattr(family, metric.kind))
             for metric in METRICS
         }
-        self._labels = {"model": model, "version": version}
+        self._labels, self._process = {"model": model, "version": version}, {"process": process}
         self._metrics: dict[tuple[str, str], Any] = {}
 
     def update(self, snapshot: Mapping[str, Any]) -> None:
@@ -107,6 +110,8 @@ class MetricsExporter:
     def _metric(self, key: tuple[str, str]) -> Any:
         if key not in self._metrics:
             name, own = key
-            labels = self._labels | dict(zip(self._kinds[name].labels, [own], strict=False))
+            kind = self._kinds[name]
+            labels = self._labels | dict(zip(kind.labels, [own], strict=False))
+            labels |= self._process if kind.kind == "GAUGE" else {}
             self._metrics[key] = self._families[name].Metric(labels=labels)
         return self._metrics[key]

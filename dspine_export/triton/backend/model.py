@@ -38,7 +38,8 @@ class TritonPythonModel:
             else:
                 from dspine_export.triton.backend.text_model import TextModel
 
-                self._model = TextModel(pb_utils, config, parameters, args["model_name"], args["model_version"])
+                names = args["model_name"], args["model_version"], args.get("model_instance_name", "")
+                self._model = TextModel(pb_utils, config, parameters, *names)
         except DspineError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 

@@ -50,14 +50,20 @@ class TextModel:
     """What `model.TritonPythonModel` becomes for the kind `text`.
 
     Args:
-        pb_utils: Triton's module. config: the parsed configuration. name, version: of the model.
+        pb_utils: Triton's module. config: the parsed configuration. name, version: of the model. instance: name of this process.
 
     Raises:
         DspineError: the parameters are wrong, or the pair cannot be served.
     """
 
     def __init__(
-        self, pb_utils: Any, config: dict[str, Any], parameters: ModelParameters, name: str, version: str
+        self,
+        pb_utils: Any,
+        config: dict[str, Any],
+        parameters: ModelParameters,
+        name: str,
+        version: str,
+        instance: str = "",
     ) -> None:
         self._pb = pb_utils
         self._decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled", False))
@@ -68,7 +74,7 @@ class TextModel:
         self._strict = parameters.boolean("strict_fields")
         self.engine = open_engine(pair_source(parameters), settings)
         self.engine.start(warm_up=parameters.boolean("warmup"))
-        self._metrics = MetricsExporter(pb_utils, name, version, self.engine.models.block_size)
+        self._metrics = MetricsExporter(pb_utils, name, version, instance, self.engine.models.block_size)
         self._metrics.update(self.engine.snapshot())
         self._events: queue.SimpleQueue[tuple[_Job, Event] | None] = queue.SimpleQueue()
         self._jobs: set[_Job] = set()

@@ -24,6 +24,7 @@ from dspine_export.runtime.bench.subjects import QWEN3_8B, kinds, random_drafter
 from dspine_export.runtime.bench.table import report_lines
 from dspine_export.runtime.packed_weights import pack
 from dspine_export.runtime.torch_executor import TorchExecutor
+from tools.plot_bench import with_repeats
 
 TINY = replace(
     QWEN3_8B, hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48, vocab_size=64, block_size=2,
@@ -83,6 +84,15 @@ def test_a_round_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "ROUNDS", 1)
     monkeypatch.setattr(loop, "SAMPLES", 1)
     assert loop.round_us(random_drafter(TINY, torch.float32, "cpu"), batch=2, context=4) > 0
+
+
+def test_a_figure_takes_what_was_measured_again() -> None:
+    """Later numbers of a cell replace the earlier ones; what was measured only once stays."""
+    cell = {"kind": "DSpine", "batch": 1, "context": 8}
+    rows = [cell | {"ours": 9.0, "naive_graph": 20.0}, cell | {"batch": 2, "ours": 11.0}]
+    got = with_repeats({"rows": rows, "again": {"rows": [cell | {"ours": 8.0}]}})
+    assert got == [cell | {"ours": 8.0, "naive_graph": 20.0}, rows[1]]
+    assert with_repeats({"rows": rows}) == rows
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="concerns machines without a GPU")

@@ -319,12 +319,15 @@ def test_append_context(device: torch.device, dtypes: tuple[torch.dtype, ...]) -
             close(m, w, dtype)  # sequence 1 appends nothing
 
 
-@pytest.mark.parametrize(("block", "count", "hidden", "m"), [(2, 4, 40, 8), (8, 16, 136, 40), (4, 5, 264, 16)])
+@pytest.mark.parametrize(
+    ("block", "count", "hidden", "m"),
+    [(2, 4, 40, 8), (8, 16, 136, 40), (4, 5, 264, 16), (3, 64, 40, 8), (32, 3, 24, 8)],
+)
 def test_transition_scores(
     block: int, count: int, hidden: int, m: int, device: torch.device, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     for dtype in dtypes:
-        batch, vocabulary = 2, 60
+        batch, vocabulary = 2, 70
         pre = randn(batch, block, hidden, device=device, dtype=dtype, scale=2.0)
         receiver = torch.randn(batch, block, m, device=device)
         anchors = torch.randint(0, vocabulary, (batch,), device=device)

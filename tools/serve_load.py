@@ -221,6 +221,10 @@ def launched(options: argparse.Namespace) -> Iterator[None]:
     """Start the repository's server in a session of its own and stop it afterwards; fills in addresses and process id."""
     http, grpc, metrics = free_port(), free_port(), free_port()
     ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", "--allow-gpu-metrics=false"]
+    options.shared_memory = (
+        f"dspine-load-{os.getpid()}-"  # what the names of this server's files in /dev/shm begin with
+    )
+    ports.append(f"--backend-config=python,shm-region-prefix-name={options.shared_memory}")
     log = options.out.with_suffix(".server.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

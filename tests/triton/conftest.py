@@ -108,3 +108,13 @@ def run_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
             signal.signal(number, handler)
     out, err = capfd.readouterr()
     return Outcome(leave.value.code if isinstance(leave.value.code, int) else 0, out, err)
+
+
+@pytest.fixture
+def made(tiny: Served, tmp_path: Path, invoke: Invoke) -> Path:
+    """A repository of every flavour that the tiny pair can be served in."""
+    flavors = [f"--flavor={flavor}" for flavor in ("dspine", "llmapi", "vllm")]
+    output = tmp_path / "repository"
+    result = invoke("triton-repo", tiny.bundle, "--target-model", tiny.target, "-o", output, *flavors)
+    assert result.code == 0, result.err
+    return output

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspine_export.runtime.fp8_weights import quantise
+from dspine_export.runtime.fp8_weights import quantise, scaled_product
 from dspine_export.vllm.fused_messages import skinny_plan
 
 SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "1"  # 0: candidates by the head alone
@@ -50,7 +50,7 @@ class NarrowHead:
             logits, keys = self._skinny(rounded, block, len(ids))
             shortlist(logits, listed, block, keys)
         else:
-            shortlist(_scaled_product(rounded, scales, self.values, self.scales), listed, block)
+            shortlist(_product(rounded, scales, self.values, self.scales), listed, block)
         return rescore(rows, weight, listed, ids, block)
 
     def _skinny(self, rounded: Tensor, block: int, slots: int) -> tuple[Tensor, Tensor | None]:
@@ -73,14 +73,14 @@ def _suits(weight: Tensor) -> bool:
         return False
     values, scales = quantise(weight[:16])
     try:
-        _scaled_product(values, scales, values, scales)
+        _product(values, scales, values, scales)
     except RuntimeError:
         return False
     return True
 
 
-def _scaled_product(rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+def _product(rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """rows [R, K], weight [V, K] float8, float32 scales [R] and [V] -> bfloat16 [R, V]"""
-    return torch._scaled_mm(
-        rows, weight.T, scale_a=row_scales[:, None], scale_b=scales[None, :], out_dtype=torch.bfloat16, use_fast_accum=True
-    )  # fmt: skip
+    out = torch.empty(len(rows), len(weight), dtype=torch.bfloat16, device=rows.device)
+    scaled_product(rows, row_scales, weight, scales, out)
+    return out

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
-from dspine_kernels.topk.keys import LOWEST, order_keys
+from dspine_kernels.topk.keys import LOWEST, order_keys, source_row
 from torch import Tensor
 
 TILE = 128
@@ -19,13 +19,6 @@ EACH = 16  # kept of every part
 SHORTLIST = PARTS * EACH
 # Launches: tiles of a program and its warps, warps, depth of a step with warps and buffered steps.
 MAXIMA, LIST_WARPS, RESCORE = (16, 4), 8, (256, 4, 4)
-
-
-@triton.jit
-def _source(row, block):
-    """Row of the logits: every one but the first of each block."""
-    slots = block - 1
-    return row // slots * block + row % slots + 1
 
 
 @triton.jit
@@ -39,7 +32,9 @@ def _tile_maxima(
     ids = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     inside = ids < vocabulary
     wait_previous(PDL)
-    values = tl.load(logits + _source(row, block) * vocabulary + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    values = tl.load(logits + source_row(row, block) * vocabulary + ids, mask=inside, other=float("-inf")).to(
+        tl.float32
+    )
     start_next(PDL)
     peak = tl.max(values, 1)
     # One 64-bit key a tile, not one a logit. A tile of NaN finds no id and is never opened.
@@ -77,7 +72,7 @@ def _shortlist(
     first = (0xFFFFFFFF - (opened & 0xFFFFFFFF)) // TILE * TILE
     ids = first[:, None] + tl.arange(0, TILE)[None, :]
     inside = (opened != LOWEST)[:, None] & (ids < vocabulary)
-    values = tl.load(logits + _source(row, block) * vocabulary + ids, mask=inside, other=0.0)
+    values = tl.load(logits + source_row(row, block) * vocabulary + ids, mask=inside, other=0.0)
     start_next(PDL)
     packed = tl.where(inside, order_keys(values, ids), LOWEST)
     best = _best_of_parts(tl.reshape(packed, (PARTS, TILE_PARTS * EACH * TILE // PARTS)), PARTS, EACH, LOWEST)
@@ -120,7 +115,7 @@ def _rescore(
     slot_row = tl.program_id(0).to(tl.int64)
     start_early(PDL)
     place, rd, narrow = tl.arange(0, S2), tl.arange(0, BD), tl.arange(0, 16)
-    row = rows + _source(slot_row, block) * width
+    row = rows + source_row(slot_row, block) * width
     wait_previous(PDL)
     ids = tl.load(shortlist + slot_row * listed + place, mask=place < listed, other=-1)
     there = ids >= 0

@@ -17,12 +17,10 @@ from triton.runtime.jit import JITFunction
 
 NOT, EARLY, LATE = 0, 1, 2  # when the successor may start; not dependent at all where that measured best
 STARTS: dict[str, int] = {
-    "_merge": EARLY,
+    **dict.fromkeys(("_attend", "_gate", "_merge"), EARLY),
     **dict.fromkeys(
         (
             "_messages",
-            "_gate",
-            "_rms_norm",
             "_silu_mul",
             "_write_and_norm",
             "_write_and_project",
@@ -61,9 +59,13 @@ def _supported(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def dependent(kernel: object, tensor: Tensor) -> dict[str, int]:
-    """Launch options of a kernel with a PDL parameter: dependent where it is compiled (not interpreted) for capability 9 and later."""
+def dependent(kernel: object, tensor: Tensor, start: int | None = None) -> dict[str, int]:
+    """Launch options of a kernel with a PDL parameter: dependent where it is compiled (not interpreted) for capability 9 and later.
+
+    start: None: as measured for the kernel.
+    """
     if not isinstance(kernel, JITFunction) or not _supported(tensor.device):
         return {"PDL": NOT}
-    start = STARTS.get(kernel.fn.__name__, DEFAULT_START)
+    if start is None:
+        start = STARTS.get(kernel.fn.__name__, DEFAULT_START)
     return {"PDL": start, "launch_pdl": start != NOT}

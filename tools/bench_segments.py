@@ -1,68 +1,44 @@
 """A fused draft graph on a host that executes standard operators only: engine segments with our plugins enqueued between them.
 
     python -m dspine_plugins build/gpu --archs 90 --harness
-    python -m tools.bench_segments --drafter DRAFTER --plugins build/gpu --batch 1 --context 1024 --out segments.json
+    python -m tools.bench_segments --drafter DRAFTER --plugins build/gpu --batch 1 8 --context 1024 --out segments.json
 
 TensorRT-RTX 1.6.1, the last release that executes on compute capability 9.0 (unsupported there, it says), refuses custom operators in
 its parser. So the graph is cut at them (`lowering/segments.py`), every segment becomes a plan, and the real IPluginV3 objects of
 libdspine_trt_plugins.so run between the plans on the same stream, all in one CUDA graph. Tokens are compared with the eager model and the
 kernels; times stand beside the portable graph's plan (no operators of ours) and the torch executor's pass.
+
+Plans need no GPU: with `--work FOLDER --build-only` they are made beforehand, and a run with the same folder takes what lies there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dspine_export.checkpoint.load import Checkpoint
-from dspine_export.lowering.engine import ProfileSpec, Range
 from dspine_export.lowering.engine.backend import Backend, open_backend
-from dspine_export.lowering.engine.build import build_one
-from dspine_export.lowering.engine.graph import load_graph
-from dspine_export.lowering.engine.profile import evaluate_dimension
-from dspine_export.lowering.engine.target import resolve_target
-from dspine_export.lowering.onnx_export import WEIGHTS_FILE, export_onnx
-from dspine_export.lowering.segments import OperatorCall, cut
-from dspine_export.lowering.weights import write_weights
+from dspine_export.lowering.engine.full_precision import VARIABLE
+from dspine_export.lowering.onnx_export import WEIGHTS_FILE
+from dspine_export.lowering.segments import OperatorCall
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.loading import load_checkpoint
 from dspine_export.ops_schema import OPS
+from dspine_export.passes.pipeline import Form
 from dspine_export.runtime.bench.timing import call_us, capture, replay_us
+from tools.segment_plans import FORMS, Part, Plan, build_plans, provide_graph
 
 Step = Callable[[dict[str, Tensor]], None]
-
-
-def freeze(model: onnx.ModelProto, symbols: dict[str, int]) -> onnx.ModelProto:
-    """Symbolic dimensions of inputs and outputs become sizes: the builder may then specialise for them."""
-    for value in (*model.graph.input, *model.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_value = evaluate_dimension(dim.dim_param, symbols, value.name)
-    del model.graph.value_info[:]
-    return model
-
-
-def build_plan(backend: Backend, model: onnx.ModelProto, folder: Path, name: str, symbols: dict[str, int]) -> Path:
-    """`model`, whose weights lie in `folder`, as a plan for these sizes."""
-    path = folder / f"{name}.onnx"
-    onnx.save(freeze(model, symbols), path)
-    sizes = {key: Range(size, size, size) for key, size in symbols.items()}
-    graph = load_graph(path, ProfileSpec(**sizes, tokens=Range(1, 1, 1)))
-    target = resolve_target(backend.name, backend.version, backend.module, None)
-    build_one(backend, graph, folder, target, None, lambda _message: None)
-    return folder / f"{name}.plan"
 
 
 def plan_step(backend: Backend, plan: Path) -> Step:
@@ -107,31 +83,23 @@ def plugin_step(call: OperatorCall, plugins: Path, compute: torch.dtype) -> Step
     return run
 
 
-def operator_weights(folder: Path, model: onnx.ModelProto, steps: list[Any]) -> Iterator[tuple[str, Tensor]]:
+def operator_weights(folder: Path, parts: list[Part]) -> Iterator[tuple[str, Tensor]]:
     """Initialisers that operators read, on the GPU."""
-    wanted = {name for step in steps if isinstance(step, OperatorCall) for name in step.inputs}
+    wanted = {name for part in parts if isinstance(part, OperatorCall) for name in part.inputs}
     with safe_open(folder / WEIGHTS_FILE, "pt", device="cuda") as stored:
-        for tensor in model.graph.initializer:
-            if tensor.name in wanted:
-                yield tensor.name, stored.get_tensor(tensor.name)
+        for name in wanted.intersection(stored.keys()):
+            yield name, stored.get_tensor(name)
 
 
-def segmented_pass(
-    backend: Backend, folder: Path, plugins: Path, symbols: dict[str, int], feeds: dict[str, Tensor]
-) -> tuple[Callable[[], dict[str, Tensor]], list[str], float]:
-    """The whole pass as one call, what it consists of, and the seconds of building its plans."""
-    model = onnx.load(folder / "draft.onnx", load_external_data=False)
-    parts = cut(model)
-    constants = feeds | dict(operator_weights(folder, model, parts))
-    started, steps, names = time.monotonic(), [], []
-    for index, part in enumerate(parts):
-        if isinstance(part, OperatorCall):
-            steps.append(plugin_step(part, plugins, feeds["keys"].dtype))
-            names.append(part.op_type)
-        else:
-            plan = build_plan(backend, part.model, folder, f"segment{index}", symbols)
-            steps.append(plan_step(backend, plan))
-            names.append(f"plan of {len(part.model.graph.node)} nodes")
+def assembled_pass(
+    backend: Backend, folder: Path, plugins: Path, parts: list[Part], feeds: dict[str, Tensor]
+) -> Callable[[], dict[str, Tensor]]:
+    """The whole pass as one call."""
+    constants = feeds | dict(operator_weights(folder, parts))
+    steps = [
+        plan_step(backend, part.path) if isinstance(part, Plan) else plugin_step(part, plugins, feeds["keys"].dtype)
+        for part in parts
+    ]
 
     def run() -> dict[str, Tensor]:
         values = dict(constants)
@@ -139,7 +107,7 @@ def segmented_pass(
             step(values)
         return values
 
-    return run, names, time.monotonic() - started
+    return run
 
 
 def measure(run: Callable[[], dict[str, Tensor]], reference: dict[str, Tensor]) -> dict[str, Any]:
@@ -161,10 +129,12 @@ def measure(run: Callable[[], dict[str, Tensor]], reference: dict[str, Tensor]) 
 
 def torch_pass(drafter: Drafter, feeds: dict[str, Tensor]) -> tuple[Tensor, float]:
     """The torch executor's tokens and microseconds."""
+    from dspine_export.runtime.injection_form import packing
     from dspine_export.runtime.kernel_pass import CacheView, DraftPass
     from dspine_export.runtime.packed_weights import pack
 
-    packed = pack(drafter, feeds["keys"].shape[3] + 2 * drafter.config.block_size)
+    positions = feeds["keys"].shape[3] + 2 * drafter.config.block_size
+    packed = pack(drafter, positions, **packing(feeds["keys"].element_size()))
     draft = DraftPass(drafter.config, packed, CacheView(feeds["keys"], feeds["values"], feeds["context_lengths"]))
     draft.anchor_ids.copy_(feeds["anchor_ids"])
     microseconds = replay_us(capture(draft.launch))
@@ -198,19 +168,8 @@ def open_drafter(a: argparse.Namespace) -> Drafter:
     else:
         shape = (loaded.config.vocab_size, loaded.config.hidden_size)
         tables = [torch.empty(shape, device="cuda", dtype=dtype).normal_(std=0.03) for _ in range(2)]
-    return loaded.bind(embed_tokens=tables[0], lm_head=tables[1])
-
-
-def provide_graph(checkpoint: Checkpoint, a: argparse.Namespace, form: str, where: Path) -> None:
-    """draft.onnx and its weights in `where`: exported, or a carried graph with the weights written anew, whose layout is the same."""
-    if a.graphs is None:
-        export_onnx(checkpoint, None, where, dtype=a.dtype, form=form, entries=("draft",))  # type: ignore[arg-type]
-        return
-    where.mkdir(parents=True)
-    shutil.copy(a.graphs / form / "draft.onnx", where)
-    model = onnx.load(where / "draft.onnx", load_external_data=False)
-    names = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
-    write_weights(checkpoint, None, names, where / WEIGHTS_FILE, getattr(torch, a.dtype))
+    # Random tables are not what the codes were made from; comparing them takes eigenvectors of [d, d].
+    return loaded.bind(embed_tokens=tables[0], lm_head=tables[1], check_codes=a.io is not None)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -221,15 +180,16 @@ def parse_arguments() -> argparse.Namespace:
     add("--plugins", type=Path, required=True, help="directory of libdspine_trt_plugins.so and libdspine_harness.so")
     add("--io", type=Path, help="safetensors with embed_tokens.weight and lm_head.weight; random tables without")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    add("--batch", type=int, default=1)
+    add("--batch", type=int, nargs="+", default=[1])
     add("--context", type=int, default=1024)
     add("--no-portable", action="store_true", help="leave out the plan of the portable graph")
     add(
         "--graphs",
         type=Path,
-        help="folder with fused/draft.onnx and portable/draft.onnx of this drafter, exported before",
+        help="folder with fused/draft.onnx and portable/draft.onnx of this drafter and dtype, exported before",
     )
-    add("--work", type=Path, help="folder for graphs and plans, temporary by default")
+    add("--work", type=Path, help="folder for graphs and plans, temporary by default; what lies there is used again")
+    add("--build-only", action="store_true", help="graphs and plans into --work, without a GPU")
     add("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -238,44 +198,57 @@ def parse_arguments() -> argparse.Namespace:
 def run(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Everything; the result as JSON."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    backend, drafter = open_backend("tensorrt-rtx"), open_drafter(a)
-    feeds, symbols = random_feeds(drafter, a.batch, a.context), {"batch": a.batch, "context": a.context}
-    state = drafter.new_state(a.batch, a.context)
-    state.keys, state.values, state.lengths = feeds["keys"], feeds["values"], feeds["context_lengths"]
-    kernel_tokens, kernel_us = torch_pass(drafter, feeds)
-    reference = {"eager": drafter.draft_from(state, feeds["anchor_ids"]).tokens, "kernels": kernel_tokens}
+    backend, forms = open_backend("tensorrt-rtx"), FORMS[:1] if a.no_portable else FORMS
+    checkpoint = load_checkpoint(a.drafter).checkpoint
+    for form in forms:
+        provide_graph(checkpoint, form, a.dtype, folder / form, a.graphs)
     result: dict[str, Any] = {
         "what": "fused draft graph as engine segments with our plugins between them",
         "label": f"{backend}, unsupported arch" if backend.version.startswith("1.6") else str(backend),
-        "device": torch.cuda.get_device_name(),
         "drafter": str(a.drafter),
         "dtype": a.dtype,
-        **symbols,
-        "kernels": {"graph_us": kernel_us, "equal_to_eager": int((kernel_tokens == reference["eager"]).sum())},
+        VARIABLE: os.environ.get(VARIABLE),
+        "cases": [],
     }
-    checkpoint = load_checkpoint(a.drafter).checkpoint
-    for form in ("fused",) if a.no_portable else ("fused", "portable"):
-        where = folder / form
-        provide_graph(checkpoint, a, form, where)
-        if form == "fused":
-            work, result["steps"], seconds = segmented_pass(backend, where, a.plugins, symbols, feeds)
-        else:
-            started = time.monotonic()
-            model = onnx.load(where / "draft.onnx", load_external_data=False)
-            step = plan_step(backend, build_plan(backend, model, where, "whole", symbols))
-            seconds = time.monotonic() - started
-
-            def work(step: Step = step) -> dict[str, Tensor]:
-                values = dict(feeds)
-                step(values)
-                return values
-
-        result["segments" if form == "fused" else "portable"] = {
-            "build_seconds": round(seconds, 1),
-            **measure(work, reference),
+    drafter = None if a.build_only else open_drafter(a)
+    for batch in a.batch:
+        symbols = {"batch": batch, "context": a.context}
+        parts = {form: build_plans(backend, folder / form, form, symbols) for form in forms}
+        case: dict[str, Any] = {
+            **symbols,
+            "steps": [f"plan of {p.nodes} nodes" if isinstance(p, Plan) else p.op_type for p in parts["fused"]],
+            "build_seconds": {
+                form: round(sum(p.seconds for p in found if isinstance(p, Plan)), 1) for form, found in parts.items()
+            },
         }
-        print(form, json.dumps(result["segments" if form == "fused" else "portable"]), flush=True)
-    return result
+        if drafter is not None:
+            case |= measure_case(backend, drafter, folder, a.plugins, parts, symbols)
+            torch.cuda.empty_cache()
+        result["cases"].append(case)
+        print(json.dumps(case), flush=True)
+    return result if drafter is None else result | {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+
+
+def measure_case(
+    backend: Backend,
+    drafter: Drafter,
+    folder: Path,
+    plugins: Path,
+    parts: dict[Form, list[Part]],
+    symbols: dict[str, int],
+) -> dict[str, Any]:
+    """One batch size: the torch executor's pass, the segments' and the portable plan's."""
+    feeds = random_feeds(drafter, **symbols)
+    state = drafter.new_state(symbols["batch"], symbols["context"])
+    state.keys, state.values, state.lengths = feeds["keys"], feeds["values"], feeds["context_lengths"]
+    kernel_tokens, kernel_us = torch_pass(drafter, feeds)
+    reference = {"eager": drafter.draft_from(state, feeds["anchor_ids"]).tokens, "kernels": kernel_tokens}
+    equal = int((kernel_tokens == reference["eager"]).sum())
+    found: dict[str, Any] = {"kernels": {"graph_us": kernel_us, "equal_to_eager": equal}}
+    for form, own in parts.items():
+        run = assembled_pass(backend, folder / form, plugins, own, feeds)
+        found["segments" if form == "fused" else "portable"] = measure(run, reference)
+    return found
 
 
 def main() -> None:

@@ -2,11 +2,14 @@
 
     python -m tools.bench_vllm --gpus 0 1 --out bench/              # every configuration, two at a time
     python -m tools.bench_vllm --only dspine --gpus 0 --out bench/
+    python -m tools.bench_vllm --only dspine dflash --turns bench/turns --out bench/ --batches 1 8 32 \\
+        --engine '{"kv_cache_memory_bytes": 10200547328, "gpu_memory_utilization": 0.18}'
     python -m tools.bench_vllm --table bench/
 
 Dummy weights (no checkpoint needed) and a fixed acceptance length compare what drafting costs. That the drafter drafts at all is shown in
 the measured engine itself: afterwards its weights are overwritten with meaningful random ones, and the tokens that its CUDA graphs draft
-are compared with the torch model's on the same target states (`vllm_rounds`). One process and one engine per configuration.
+are compared with the torch model's on the same target states (`vllm_rounds`). One process and one engine per configuration; with --turns
+all of them on one device at a time, which measure alternately: then they must fit into its memory together.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.turns import turn, wait_for_start
 from tools.vllm_engine import (
+    Timed,
     draft_graph_us,
     model_runner,
     one_process,
@@ -26,6 +32,7 @@ from tools.vllm_engine import (
     set_synthetic_length,
     side_by_side,
     timed_batch,
+    together,
 )
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -41,10 +48,33 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 BLOCK = 16
-CONFIGURATIONS: dict[str, tuple[float, ...]] = {"dspine": (4.82, 3.77), "dflash": (3.77,), "none": ()}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """method: vLLM's, None without speculation; lengths: synthetic acceptance lengths; quantization: of the drafter."""
+
+    method: str | None = None
+    lengths: tuple[float, ...] = ()
+    quantization: str | None = None
+
+
+CONFIGURATIONS = {
+    "dspine": Configuration("dspine", (4.82, 3.77)),
+    "dspine-fp8": Configuration("dspine", (4.82, 3.77), "fp8"),
+    "dflash": Configuration("dflash", (3.77,)),
+    "dflash-fp8": Configuration("dflash", (3.77,), "fp8"),
+    "none": Configuration(),
+}
+# Columns of the table that are one column over another.
+RATIOS = [(f"{over}({length})", f"{base}(3.77)") for over, length, base in (
+    ("dspine", 4.82, "dflash"), ("dspine", 3.77, "dflash"),
+    ("dspine-fp8", 4.82, "dflash"), ("dspine-fp8", 3.77, "dflash"),
+    ("dspine-fp8", 4.82, "dflash-fp8"), ("dspine-fp8", 3.77, "dflash-fp8"),
+    ("dflash-fp8", 3.77, "dflash"),
+)]  # fmt: skip
 # Multiples of one request's rows up to the largest batch, and single rows for the target alone.
 CAPTURE_SIZES = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(640, 1025, 128)]
-CAPTURED_ROUNDS, CAPTURE_PROMPT = 40, 96
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -63,6 +93,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--repeats", type=int, default=2)
     add("--dtype", default="bfloat16")
     add("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, JSON")
+    add(
+        "--turns",
+        type=Path,
+        help="start all engines on the first of --gpus and measure by turns; an empty directory for their queue",
+    )
     return parser.parse_args(argv)
 
 
@@ -95,57 +130,71 @@ def model_files(folder: Path, shape: dict[str, Any], dtype: str) -> tuple[Path, 
 def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
     """One engine: every acceptance length, every batch; DSpine's drafts against the torch model at the end."""
     one_process()
-    target, *drafters = model_files(a.out / f"models_{name}", SHAPES[a.shape], a.dtype)
-    lengths = CONFIGURATIONS[name]
+    from tools.vllm_check import check_drafts
+
+    chosen = CONFIGURATIONS[name]
     started = time.perf_counter()
-    llm = start_engine(name, target, dict(zip(("dflash", "dspine"), drafters, strict=True)), lengths, a)
+    llm = start_engine(name, a)
     result: dict[str, Any] = {"configuration": name, "init_s": round(time.perf_counter() - started, 1), "rows": []}
     write(a.out / f"{name}.json", result)
-    vocabulary = SHAPES[a.shape]["vocab_size"]
-    timed_batch(llm, random_prompts(max(a.batches), a.prompt, 7, vocabulary), 24)
-    for length in lengths or (None,):
+    timed_batch(llm, prompts_of(max(a.batches), 7, a), 24)
+    if a.turns is not None:
+        wait_for_start(a.turns, name)
+    for length in chosen.lengths or (None,):
         if length is not None:
             set_synthetic_length(model_runner(llm), length)
         for batch in a.batches:
-            runs = [
-                timed_batch(llm, random_prompts(batch, a.prompt, 100 * batch + repeat, vocabulary), a.tokens)
-                for repeat in range(a.repeats + (batch == 1))
-            ]
-            best = max(runs, key=lambda run: run.tokens_per_s)
-            prefill = min(
-                timed_batch(llm, random_prompts(batch, a.prompt, 5000 * batch + repeat, vocabulary), 1).seconds for repeat in range(2)
-            )  # fmt: skip
-            row = {
-                "batch": batch, "synthetic_length": length, "acceptance_length": best.acceptance_length,
-                "tokens_per_s": round(best.tokens_per_s, 1), "all": [round(run.tokens_per_s, 1) for run in runs],
-                "prefill_s": round(prefill, 4), "decode_tokens_per_s": round((best.tokens - batch) / (best.seconds - prefill), 1),
-            }  # fmt: skip
+            row = {"batch": batch, "synthetic_length": length} | measure_batch(llm, batch, a)
             print(name, row, flush=True)
             result["rows"].append(row)
             write(a.out / f"{name}.json", result)
-    if lengths:
-        result["draft_graph_us"] = draft_graph_us(model_runner(llm))
-        print("graph", name, result["draft_graph_us"], flush=True)
-    if name == "dspine":
-        result["drafts"] = check_drafts(llm, a)
-        print("drafts", result["drafts"], flush=True)
+    with turn(a.turns):
+        if chosen.lengths:
+            result["draft_graph_us"] = draft_graph_us(model_runner(llm))
+            print("graph", name, result["draft_graph_us"], flush=True)
+        if chosen.method == "dspine":
+            result |= check_drafts(llm, a.prompt, SHAPES[a.shape]["vocab_size"], max(a.batches))
+            print("drafts", {key: result[key] for key in result if key.startswith("drafts")}, flush=True)
     write(a.out / f"{name}.json", result | machine())
     return result
 
 
-def start_engine(
-    name: str, target: Path, drafters: dict[str, Path], lengths: tuple[float, ...], a: argparse.Namespace
-) -> Any:
+def measure_batch(llm: Any, batch: int, a: argparse.Namespace) -> dict[str, Any]:
+    """The best run of a batch, and what its prefill takes; every run is a turn."""
+
+    def run(seed: int, tokens: int) -> Timed:
+        with turn(a.turns):
+            return timed_batch(llm, prompts_of(batch, seed, a), tokens)
+
+    runs = [run(100 * batch + repeat, a.tokens) for repeat in range(a.repeats + (batch == 1))]
+    best = max(runs, key=lambda one: one.tokens_per_s)
+    prefill = min(run(5000 * batch + repeat, 1).seconds for repeat in range(2))
+    return {
+        "acceptance_length": best.acceptance_length, "tokens_per_s": round(best.tokens_per_s, 1),
+        "all": [round(one.tokens_per_s, 1) for one in runs],
+        "prefill_s": round(prefill, 4), "decode_tokens_per_s": round((best.tokens - batch) / (best.seconds - prefill), 1),
+    }  # fmt: skip
+
+
+def prompts_of(batch: int, seed: int, a: argparse.Namespace) -> list[dict[str, list[int]]]:
+    """The same for every engine."""
+    return random_prompts(batch, a.prompt, seed, SHAPES[a.shape]["vocab_size"])
+
+
+def start_engine(name: str, a: argparse.Namespace) -> Any:
     """The engine of one configuration, dummy weights everywhere."""
     from vllm import LLM
 
+    chosen = CONFIGURATIONS[name]
+    target, *drafters = model_files(a.out / f"models_{name}", SHAPES[a.shape], a.dtype)
     speculative = None
-    if lengths:
+    if chosen.method is not None:
         speculative = {
-            "method": name, "model": str(drafters[name]), "num_speculative_tokens": BLOCK - 1,
-            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": lengths[0],
+            "method": chosen.method, "model": str(dict(zip(("dflash", "dspine"), drafters, strict=True))[chosen.method]),
+            "num_speculative_tokens": BLOCK - 1, "quantization": chosen.quantization,
+            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": chosen.lengths[0],
         }  # fmt: skip
-    largest = max(a.batches) * (BLOCK if lengths else 1)
+    largest = max(a.batches) * (BLOCK if chosen.lengths else 1)
     options = {
         "model": str(target), "speculative_config": speculative, "load_format": "dummy", "skip_tokenizer_init": True,
         "dtype": a.dtype, "max_model_len": 4096, "max_num_seqs": max(a.batches), "gpu_memory_utilization": 0.6,
@@ -155,26 +204,16 @@ def start_engine(
     return LLM(**options | a.engine)
 
 
-def check_drafts(llm: Any, a: argparse.Namespace) -> dict[str, Any]:
-    """Captured drafts of this engine against the torch model in float32 from the same weights and states."""
-    from tools.vllm_rounds import Recorder, compare_rounds
-    from tools.vllm_weights import randomise, torch_drafter
-
-    speculator = model_runner(llm).speculator
-    codes = randomise(speculator.model)
-    recorder = Recorder(limit=CAPTURED_ROUNDS)
-    recorder.attach(speculator)
-    batch = min(4, max(a.batches))
-    timed_batch(llm, random_prompts(batch, min(a.prompt, CAPTURE_PROMPT), 9, SHAPES[a.shape]["vocab_size"]), 48)
-    return compare_rounds(torch_drafter(speculator.model, codes), recorder).as_dict()
-
-
 def run_all(a: argparse.Namespace) -> int:
-    """Subprocesses side by side, one per device; a failed configuration leaves its log and does not stop the others."""
+    """Subprocesses side by side, one per device or by turns; a failed configuration leaves its log and does not stop the others."""
     shared = ["--shape", a.shape, "--prompt", str(a.prompt), "--tokens", str(a.tokens), "--repeats", str(a.repeats),
               "--dtype", a.dtype, "--engine", json.dumps(a.engine), "--batches", *map(str, a.batches)]  # fmt: skip
-    command = [sys.executable, "-m", "tools.bench_vllm", "--out", str(a.out), *shared, "--worker"]
-    failed = side_by_side({name: [*command, name] for name in a.only}, a.gpus, a.out)
+    command = [sys.executable, "-m", "tools.bench_vllm", "--out", str(a.out), *shared]
+    if a.turns is None:
+        failed = side_by_side({name: [*command, "--worker", name] for name in a.only}, a.gpus, a.out)
+    else:
+        command += ["--turns", str(a.turns), "--worker"]
+        failed = together({name: [*command, name] for name in a.only}, a.gpus[0], a.out, a.turns)
     print(table(a.out))
     return 1 if failed else 0
 
@@ -208,9 +247,8 @@ def _figure_table(folder: Path, figure: str) -> dict[int, dict[str, float]]:
             label = name if row["synthetic_length"] is None else f"{name}({row['synthetic_length']:g})"
             if figure in row:
                 rows.setdefault(row["batch"], {})[label] = row[figure]
-    base = "dflash(3.77)"
     for found in rows.values():
-        for label in ("dspine(4.82)", "dspine(3.77)"):
+        for label, base in RATIOS:
             if label in found and base in found:
                 found[f"{label} / {base}"] = round(found[label] / found[base], 4)
     return rows
@@ -226,6 +264,10 @@ def main(argv: list[str] | None = None) -> int:
         raise SystemExit("bench_vllm: error: --out is required")
     a.out.mkdir(parents=True, exist_ok=True)
     if a.worker is None:
+        if a.turns is not None:
+            a.turns.mkdir(parents=True, exist_ok=True)
+            if any(a.turns.iterdir()):
+                raise SystemExit(f"bench_vllm: error: --turns {a.turns} is not empty: give a new directory")
         return run_all(a)
     measure(a.worker, a)
     return 0

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", type=Path)
     add("--drafter", type=Path, action="append", default=[], help="once per drafter")
+    add(
+        "--quantization",
+        nargs="+",
+        default=[],
+        help="vLLM's words; every drafter is also served so, under the name METHOD-WORD",
+    )
     add("--prompts", type=Path, nargs="+", help="prompt files")
     add("--out", type=Path, help="directory for one JSON per engine and table.json")
     add("--table", type=Path, help="only merge what is in this directory")
@@ -64,14 +71,15 @@ def served(drafter: Path, method: str, target: Path, folder: Path) -> Path:
     return write_files(folder, open_checkpoint(drafter), read_target(target), "bfloat16", str(target))
 
 
-def labels(drafters: list[Path]) -> dict[str, Path]:
-    """A name for every drafter: its method, numbered from the second of its kind."""
-    named: dict[str, Path] = {}
+def labels(drafters: list[Path], quantization: Sequence[str] = ()) -> dict[str, tuple[Path, str | None]]:
+    """Drafter and quantization by name: its method, numbered from the second of its kind, and the word behind it."""
+    plain: dict[str, Path] = {}
     for drafter in drafters:
         method, _ = method_of(drafter)
-        same = sum(name.split("-")[0] == method for name in named)
-        named[method if same == 0 else f"{method}-{same + 1}"] = drafter
-    return named
+        same = sum(name.split("-")[0] == method for name in plain)
+        plain[method if same == 0 else f"{method}-{same + 1}"] = drafter
+    named: dict[str, tuple[Path, str | None]] = {name: (drafter, None) for name, drafter in plain.items()}
+    return named | {f"{name}-{word}": (drafter, word) for name, drafter in plain.items() for word in quantization}
 
 
 def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
@@ -86,10 +94,15 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": ids} for ids in encode_prompts(tokenizer, rows)]
     speculative = None
     if name != ALONE:
-        drafter = labels(a.drafter)[name]
+        drafter, quantization = labels(a.drafter, a.quantization)[name]
         method, drafted = method_of(drafter)
         folder = served(drafter, method, a.target, a.out / f"served-{name}")
-        speculative = {"method": method, "model": str(folder), "num_speculative_tokens": drafted}
+        speculative = {
+            "method": method,
+            "model": str(folder),
+            "num_speculative_tokens": drafted,
+            "quantization": quantization,
+        }
     started = time.perf_counter()
     options = {
         "model": str(a.target), "speculative_config": speculative, "dtype": a.dtype, "max_model_len": 2048,
@@ -157,7 +170,7 @@ def table(folder: Path) -> str:
 def run_all(a: argparse.Namespace, arguments: list[str]) -> int:
     """Subprocesses side by side, one per device."""
     command = [sys.executable, "-m", "tools.bench_vllm_pair", *arguments, "--worker"]
-    names = [ALONE, *labels(a.drafter)]
+    names = [ALONE, *labels(a.drafter, a.quantization)]
     failed = side_by_side({name: [*command, name] for name in names}, a.gpus, a.out)
     print(table(a.out))
     return 1 if failed else 0

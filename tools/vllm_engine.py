@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.turns import start_when_ready
+
 WORDS = (1000, 100000)  # range of random prompt tokens; clear of special ones
 
 
@@ -43,6 +45,29 @@ def side_by_side(commands: Mapping[str, Sequence[str]], gpus: Sequence[str], fol
                 failed += process.returncode != 0
                 print(f"{name} on GPU {gpu}: exit code {process.returncode}", flush=True)
                 del running[gpu]
+    return failed
+
+
+def together(commands: Mapping[str, Sequence[str]], gpu: str, folder: Path, turns: Path) -> int:
+    """Runs the named commands as subprocesses on one device, all at once; they measure by turns, once all are ready that could start."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    failed, started = 0, False
+    for name, command in commands.items():
+        # vLLM's caches of compiled code are not made for several that write the same.
+        environment = os.environ | {
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "VLLM_CACHE_ROOT": str((folder / f"cache_{name}").resolve()),
+        }
+        with (folder / f"{name}.log").open("wb") as log:
+            running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    while running:
+        time.sleep(1)
+        for name, process in list(running.items()):
+            if process.poll() is not None:
+                failed += process.returncode != 0
+                print(f"{name} on GPU {gpu}: exit code {process.returncode}", flush=True)
+                del running[name]
+        started = started or start_when_ready(turns, list(running))
     return failed
 
 

@@ -9,37 +9,22 @@ context projections and the head rows that score transitions are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from dspine_kernels.rows import round_rows
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
+from dspine_export.runtime.float8 import Scales, quantise
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
-from dspine_export.runtime.vendor_layer import VendorLayers
+from dspine_export.runtime.rounded_layer import RoundedLayers
 
-NARROW = torch.float8_e4m3fn
-LARGEST = 448.0  # of e4m3
 ROUNDED = ("qkv", "o", "gate_up", "down", "readout", "write")
-Scales = Mapping[int, Tensor]  # by address of the rounded weight
-
-
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [N, K] -> float8_e4m3fn [N, K] and float32 scales [N] with weight ~ values * scales. A row of zeros keeps scale 1."""
-    peak = weight.abs().amax(dim=1).float()
-    scales = torch.where(peak > 0, peak / LARGEST, 1.0)
-    chunks = [
-        (rows.float() / by[:, None]).clamp(-LARGEST, LARGEST).to(NARROW)
-        for rows, by in zip(weight.split(16384), scales.split(16384), strict=True)
-    ]
-    return torch.cat(chunks), scales
 
 
 @torch.no_grad()
@@ -81,72 +66,34 @@ def context_weights(packed: PackedDrafter) -> PackedDrafter:
     return replace(packed, layers=tuple(kept(layer) for layer in packed.layers))
 
 
-def scaled_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
-    """out [R, N] = (x x_scales) (weight scales)^T for x [R, K], weight [N, K] in e4m3, scales float32 [R] and [N].
-
-    The vendor's product takes bfloat16 results and sizes in multiples of 16; others are widened first, which is slow.
-    """
-    if out.is_cuda and out.dtype == torch.bfloat16 and not weight.shape[0] % 16 and not weight.shape[1] % 16:
-        torch._scaled_mm(
-            x, weight.T, scale_a=x_scales[:, None], scale_b=scales[None, :], out_dtype=out.dtype, use_fast_accum=True, out=out
-        )  # fmt: skip
-    else:
-        out.copy_((x.float() * x_scales[:, None]) @ (weight.float() * scales[:, None]).T)
-
-
-class Fp8Layers(VendorLayers):
-    """The vendor's float8 products; the kernels between them round what the next one reads."""
+class Fp8Layers(RoundedLayers):
+    """`RoundedLayers` whose injections and head are rounded as well."""
 
     def __init__(self, draft: DraftPass, head: Tensor, scales: Scales) -> None:
-        super().__init__(draft)
-        self._head, self._scales = head, scales
-        widths = dict.fromkeys(("x", "normed"), draft.x.shape[1])
-        widths |= {"attended": draft.attended.shape[1], "activated": draft.activated.shape[1]}
-        if draft.config.transfer is not None:
-            widths["z"] = draft.config.transfer.message_size
-        self._rows = {name: draft.x.new_empty(draft.rows, k, dtype=NARROW) for name, k in widths.items()}
-        self._row_scales = {name: draft.squares.new_empty(draft.rows) for name in widths}
+        super().__init__(draft, scales)
+        self._head = head
         draft.logits = draft.x.new_empty(draft.rows, draft.config.vocab_size)
+
+    def widths(self) -> dict[str, int]:
+        """Columns of the rounded rows by name."""
+        draft, widths = self.draft, super().widths()
+        transfer = draft.config.transfer
+        return widths if transfer is None else widths | {"x": draft.x.shape[1], "z": transfer.message_size}
 
     def steps(self) -> list[Step]:
         """All layers, the final norm, logits and candidates."""
         draft, layers = self.draft, self.draft.weights.layers
         following = [layer.input_norm for layer in layers[1:]] + [draft.weights.norm]
-        steps = [Step("norm", partial(self._round, "normed", draft.normed))]
+        steps = [self.first_step()]
         for index, layer in enumerate(layers):
             steps += self._layer(index, layer)
             if draft.config.transfer is None:
-                steps.append(Step("norm", partial(self._add_and_norm, following[index])))
+                steps.append(Step("norm", partial(self._add_and_norm, following[index], draft.normed)))
             else:
                 steps += self._injection(layer, following[index], last=index == len(layers) - 1)
         top = partial(top_candidates, draft.logits, draft.candidate_ids, draft.keys, draft.block)
         head = partial(self._product, "normed", self._head, draft.logits)
         return [*steps, Step("lm_head", head), Step("candidates", top)]
-
-    def _round(self, name: str, x: Tensor, *, silu: bool = False, update: Tensor | None = None) -> None:
-        round_rows(x, self._rows[name], self._row_scales[name], silu=silu, update=update)
-
-    def _add_and_norm(self, gain: Tensor) -> None:
-        draft, name = self.draft, "normed"
-        round_rows(
-            draft.x, self._rows[name], self._row_scales[name], update=self.update, gain=gain, eps=draft.eps, normed=draft.normed
-        )  # fmt: skip
-
-    def _product(self, name: str, weight: Tensor, out: Tensor) -> None:
-        scaled_product(self._rows[name], self._row_scales[name], weight, self._scales[weight.data_ptr()], out)
-
-    def _layer(self, index: int, layer: PackedLayer) -> list[Step]:
-        draft = self.draft
-        return [
-            Step("qkv", partial(self._product, "normed", layer.qkv, draft.qkv)),
-            Step("attention", partial(draft.attend, index, layer)),
-            Step("norm", partial(self._round, "attended", draft.attended)),
-            Step("o", partial(self._product, "attended", layer.o, self.update)),
-            Step("norm", partial(self._add_and_norm, layer.post_norm)),
-            Step("gate_up", partial(self._product, "normed", layer.gate_up, self.gate_up)),
-            Step("silu", partial(self._round, "activated", self.gate_up, silu=True)),
-            Step("down", partial(self._product, "activated", layer.down, self.update)),
-        ]
 
     def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
         draft = self.draft
@@ -160,7 +107,6 @@ class Fp8Layers(VendorLayers):
             Step("norm", partial(self._round, "z", draft.z)),
             Step("write", partial(self._product, "z", write, self.update)),
             self._write_and_norm(following, last=last),
-            Step("norm", partial(self._round, "normed", draft.normed)),
         ]
 
 

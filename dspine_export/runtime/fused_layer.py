@@ -7,14 +7,16 @@ norm, no SwiGLU and no write of the injection is a launch of its own.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspine_kernels.injection import gate_projections, gated_messages
 from dspine_kernels.linear import Plan, Workspace, linear, plan_for
 from dspine_kernels.rows import rms_norm
 from dspine_kernels.topk import select_candidates
+from dspine_kernels.transition import can_choose, choose_candidates
 from torch import Tensor
 
+from dspine_export.runtime.float8 import Scales
 from dspine_export.runtime.packed_weights import PackedLayer
 from dspine_export.runtime.pass_step import Step
 
@@ -23,18 +25,24 @@ if TYPE_CHECKING:
 
 
 class FusedLayers:
-    """Plans, scratch and launches. squares: by product, float32 [tiles, R], parts of the sums of squares of what it wrote last."""
+    """Plans, scratch and launches. squares: by product, float32 [tiles, R], parts of the sums of squares of what it wrote last.
 
-    def __init__(self, draft: DraftPass) -> None:
-        self.draft = draft
+    Args:
+        scales: of the weights in float8, which are widened in registers; activations are not rounded.
+    """
+
+    def __init__(self, draft: DraftPass, scales: Scales | None = None) -> None:
+        self.draft, self._scales = draft, scales or {}
         config, rows, layer = draft.config, draft.rows, draft.weights.layers[0]
         size = draft.x.element_size()
+        # Float32 rows are for comparison, whatever the weights.
+        layers_size = layer.qkv.element_size() if size == 2 else size
         attended, qkv = draft.attended.shape[1], draft.qkv.shape[1]
         self.plans = {
-            "qkv": plan_for(rows, qkv, config.hidden_size, size),
-            "o": plan_for(rows, config.hidden_size, attended, size),
-            "gate_up": plan_for(rows, config.intermediate_size, config.hidden_size, size, pair=True),
-            "down": plan_for(rows, config.hidden_size, config.intermediate_size, size),
+            "qkv": plan_for(rows, qkv, config.hidden_size, layers_size),
+            "o": plan_for(rows, config.hidden_size, attended, layers_size),
+            "gate_up": plan_for(rows, config.intermediate_size, config.hidden_size, layers_size, pair=True),
+            "down": plan_for(rows, config.hidden_size, config.intermediate_size, layers_size),
             "lm_head": plan_for(rows, config.vocab_size, config.hidden_size, size),
         }
         columns = {"qkv": qkv, "gate_up": config.intermediate_size, "lm_head": config.vocab_size}
@@ -63,15 +71,20 @@ class FusedLayers:
             last = index == len(layers) - 1
             steps += self._layer(index, layer, following[index])
             if draft.config.transfer is not None:
-                steps += self._injection(index, layer, following[index], last=last)
+                steps += self._injection(layer, following[index], last=last)
         if draft.config.transfer is None:  # a runtime may take these rows to its own head
             steps.append(Step("norm", partial(rms_norm, draft.x, draft.weights.norm, draft.eps, draft.normed)))
-        return [*steps, Step("lm_head", self._logits), Step("candidates", self._candidates)]
+        return [*steps, *self._candidates_of_head()]
 
-    def _linear(self, name: str, x: Tensor, weight: Tensor, out: Tensor, **epilogue: object) -> object:
+    def _candidates_of_head(self) -> list[Step]:
+        return [Step("lm_head", self._logits), Step("candidates", self._candidates)]
+
+    def _linear(
+        self, name: str, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace | None = None, **epilogue: Any
+    ) -> None:
         plan: Plan = self.plans[name]
-        width, eps = self.draft.config.hidden_size, self.draft.eps
-        return linear(x, weight, out, plan, self.workspace, norm_width=width, eps=eps, **epilogue)
+        width, eps, scales = self.draft.config.hidden_size, self.draft.eps, self._scales.get(weight.data_ptr())
+        linear(x, weight, out, plan, workspace or self.workspace, norm_width=width, eps=eps, scales=scales, **epilogue)
 
     def _layer(self, index: int, layer: PackedLayer, following: Tensor) -> list[Step]:
         draft = self.draft
@@ -88,29 +101,13 @@ class FusedLayers:
             Step("down", lambda: step("down", draft.activated, layer.down, draft.x, gain=following, squares_out=self.squares["down"])),
         ]  # fmt: skip
 
-    def _injection(self, index: int, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
-        draft, weights = self.draft, self.draft.weights
-        readout, write = layer.readout, layer.write
-        assert readout is not None and write is not None and weights.gates is not None
-        assert weights.gate_bias is not None and weights.token_table is not None
-        target = draft.readout_of(last=last)
-        name = "last_readout" if last else "readout"
-        parts, (count, rank) = self.squares[name], weights.gates.shape
-        known = (
-            weights.gate_bias,
-            weights.token_table,
-            draft.anchor_ids,
-            draft.z,
-            draft.block,
-            draft.receiver_gate if last else None,
-        )
-        if draft.folded:
-            read, squared = layer.folded, None
-            message = partial(gate_projections, target[:, count : count + rank], target[:, :count], *known)
-        else:
-            read, squared = readout, parts
-            message = partial(gated_messages, target, parts, weights.gates, *known)
-        assert read is not None
+    def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
+        draft, name = self.draft, "last_readout" if last else "readout"
+        write, read = layer.write, layer.folded if draft.folded else layer.readout
+        assert read is not None and write is not None
+        assert draft.config.transfer is not None
+        target, rank = draft.readout_of(last=last), draft.config.transfer.rank
+        squared = None if draft.folded else self.squares[name]
         # Of the last layer only the norm is read on; its state from before the write stays: the transition redoes that write.
         finish = partial(
             self._linear, "write", draft.z, write, draft.written if last else draft.x, residual=draft.x, squares=self.squares["down"],
@@ -120,9 +117,20 @@ class FusedLayers:
             Step(
                 "readout", lambda: self._linear(name, draft.x, read, target, squares_out=squared, squares_columns=rank)
             ),
-            Step("message", message),
+            self._message(target, last=last),
             Step("write", finish),
         ]
+
+    def _message(self, target: Tensor, *, last: bool) -> Step:
+        """Gated messages z of the readouts in `target`."""
+        draft, weights, name = self.draft, self.draft.weights, "last_readout" if last else "readout"
+        gates, bias, table = weights.gates, weights.gate_bias, weights.token_table
+        assert gates is not None and bias is not None and table is not None
+        known = (bias, table, draft.anchor_ids, draft.z, draft.block, draft.receiver_gate if last else None)
+        if not draft.folded:
+            return Step("message", partial(gated_messages, target, self.squares[name], gates, *known))
+        count, rank = gates.shape
+        return Step("message", partial(gate_projections, target[:, count : count + rank], target[:, :count], *known))
 
     def _logits(self) -> None:
         draft = self.draft
@@ -138,5 +146,18 @@ class FusedLayers:
         )
 
     def _candidates(self) -> None:
-        draft = self.draft
-        select_candidates(draft.logits, draft.candidate_ids, draft.keys, self.plans["lm_head"].weight_rows, draft.block)
+        draft, weights, width = self.draft, self.draft.weights, self.plans["lm_head"].weight_rows
+        if not self.chooses:
+            select_candidates(draft.logits, draft.candidate_ids, draft.keys, width, draft.block)
+            return
+        assert weights.token_table is not None
+        choose_candidates(
+            draft.logits, draft.keys, width, draft.candidates(), draft.x, draft.receiver_gate, draft.anchor_ids, weights.token_table,
+            weights.norm, weights.lm_head, draft.scratch, draft.block,
+        )  # fmt: skip
+
+    @property
+    def chooses(self) -> bool:
+        """Whether whoever chooses the candidates also makes their messages, which `transition_scores` would make otherwise."""
+        transfer, width = self.draft.config.transfer, self.plans["lm_head"].weight_rows
+        return transfer is not None and can_choose(transfer.top_k, self.draft.config.vocab_size, width)

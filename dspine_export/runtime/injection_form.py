@@ -2,9 +2,9 @@
 
 plain   a readout, the gates' product, the write, and the next layer's q, k and v: each waits for the one before.
 folded  the gates times the readout are weights of the readout's own product (`PackedLayer.folded`).
-merged  the next layer's q, k and v do not wait either; the vendor's products only. With h before the injection, h' after it, W the
-        following projections times their norm's gain: W h' = W h + s (W Wr) z, so W h is part of the readout's product
-        (`PackedLayer.read`) and (W Wr) z of the write's (`PackedLayer.spread`); 1 / rms of h' is a factor of the result.
+merged  the next layer's q, k and v do not wait either. With h before the injection, h' after it, W the following projections times
+        their norm's gain: W h' = W h + s (W Wr) z, so W h runs beside readout, messages and write, and (W Wr) z is part of the
+        write's product (`PackedLayer.spread`); 1 / rms of h' is a factor of the result.
 """
 
 from __future__ import annotations

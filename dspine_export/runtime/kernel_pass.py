@@ -15,13 +15,13 @@ from dspine_kernels.attention.block import partial_sizes
 from dspine_kernels.linear import FEW_ROWS
 from dspine_kernels.rows import embed_block, rms_norm
 from dspine_kernels.topk.kernel import workspace_keys
-from dspine_kernels.transition import TransitionScratch, transition_scores, walk_choices
+from dspine_kernels.transition import TransitionScratch, candidate_messages, pair_scores, walk_choices
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.runtime.fused_layer import FusedLayers
 from dspine_export.runtime.injection_form import Form, form_for
-from dspine_export.runtime.merged_vendor import MergedVendorLayers
+from dspine_export.runtime.merged_layer import MergedFusedLayers, MergedVendorLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.vendor_layer import VendorLayers
@@ -49,7 +49,7 @@ class DraftPass:
         weights: the packed drafter. cache: the context cache it attends; capacity C bounds the work, lengths decide it.
         batch: N <= S sequences a pass drafts for; None: all S slots of the cache.
         fused: our own products or the vendor's; None: by the number of rows.
-        form: how injections are run; None: by the number of rows. ``merged`` is the vendor's products only.
+        form: how injections are run; None: by the number of rows.
 
     Attributes:
         slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
@@ -103,10 +103,9 @@ class DraftPass:
             step.run()
 
     def _layers(self, *, fused: bool) -> FusedLayers | VendorLayers:
-        if fused:
-            assert self.form != "merged"
-            return FusedLayers(self)
-        return MergedVendorLayers(self) if self.form == "merged" else VendorLayers(self)
+        if self.form == "merged":
+            return MergedFusedLayers(self) if fused else MergedVendorLayers(self)
+        return FusedLayers(self) if fused else VendorLayers(self)
 
     def _plan_attention(self) -> None:
         config, heads = self.config, self.batch * self.config.num_kv_heads
@@ -123,8 +122,7 @@ class DraftPass:
         assert transfer is not None
         device, m = like.device, transfer.message_size
         projections = 3 * m if self.folded else 0
-        beside = self.qkv.shape[1] if self.form == "merged" else 0
-        self.readout = like.new_empty(self.rows, projections + transfer.rank + beside)
+        self.readout = like.new_empty(self.rows, projections + transfer.rank)
         self.last_readout = like.new_empty(self.rows, projections + transfer.rank + m)
         self.z = like.new_empty(self.rows, m)
         self.receiver_gate = torch.empty(self.rows, m, device=device)
@@ -135,7 +133,7 @@ class DraftPass:
     def readout_of(self, *, last: bool) -> Tensor:
         """The readouts [R, r] of a layer; folded projections [R, 3m] lie before.
 
-        Behind them are the last layer's Wr^T x [R, m], and, merged, the other layers' products with the next layer's projections.
+        Behind them are the last layer's Wr^T x [R, m].
         """
         return self.last_readout if last else self.readout
 
@@ -163,16 +161,22 @@ class DraftPass:
         weights, transfer = self.weights, self.config.transfer
         assert transfer is not None and weights.token_table is not None
         assert weights.score_table is not None and weights.gram is not None
-        transition_scores(
-            self.x, self.layers.squares["down"], self.last_readout[:, -transfer.message_size :], self.receiver_gate, self.anchor_ids,
-            self._candidates(), weights.token_table, weights.score_table, weights.gram, weights.norm, weights.lm_head, self.eps,
+        candidates, pull = self.candidates(), self.last_readout[:, -transfer.message_size :]
+        if not self.layers.chooses:
+            candidate_messages(
+                self.x, self.receiver_gate, self.anchor_ids, candidates, weights.token_table, weights.norm, weights.lm_head,
+                self.scratch, self.block,
+            )  # fmt: skip
+        pair_scores(
+            self.x, self.layers.squares["down"], pull, candidates, weights.score_table, weights.gram, self.eps,
             self.temperature, self.uniforms, self.scores, self.scratch, self.block,
         )  # fmt: skip
 
     def _walk(self) -> None:
-        walk_choices(self.scratch.choices, self.scratch.soft, self._candidates(), self.temperature, self.tokens, self.q)
+        walk_choices(self.scratch.choices, self.scratch.soft, self.candidates(), self.temperature, self.tokens, self.q)
 
-    def _candidates(self) -> Tensor:
+    def candidates(self) -> Tensor:
+        """candidate_ids as [N, B-1, K]."""
         return self.candidate_ids.view(self.batch, self.block - 1, -1)
 
 

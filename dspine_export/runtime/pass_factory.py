@@ -14,7 +14,7 @@ from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
 from dspine_export.runtime.packed_weights import pack, with_positions
 
 if TYPE_CHECKING:
-    from dspine_export.runtime.fp8_weights import Scales
+    from dspine_export.runtime.float8 import Scales
 
 WeightFormat = Literal["full", "fp8"]
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)

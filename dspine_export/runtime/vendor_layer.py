@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class VendorLayers:
     """Launches. squares: float32 [1, R], of x before the injection's write."""
 
+    chooses = False  # see `fused_layer.FusedLayers`
+
     def __init__(self, draft: DraftPass) -> None:
         self.draft = draft
         self.squares = {"down": draft.squares.view(1, -1)}
@@ -82,9 +84,14 @@ class VendorLayers:
         """
         draft, injected = self.draft, self.draft.written if last else self.draft.x
         finish = partial(
-            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, injected, draft.normed, draft.squares
+            write_and_norm, draft.x, self.update, following, draft.eps, draft.block, injected, draft.normed, draft.squares,
+            self._rounded_normed(),
         )  # fmt: skip
         return Step("write_norm", finish)
+
+    def _rounded_normed(self) -> tuple[Tensor, Tensor] | None:
+        """Where the norm behind a write goes rounded as well: float8 [R, d] and float32 [R]."""
+        return None
 
     def _messages(self, target: Tensor, *, last: bool) -> list[Step]:
         """Gated messages z of the readouts in `target`."""

@@ -1,13 +1,13 @@
 """The drafter's layers as a list of launches over static buffers and vLLM's paged cache, up to the last layer's injection.
 
-The layers are those of `runtime.fused_layer` and `runtime.vendor_layer`. vLLM's DFlash stores the block's own keys and values before it
-attends; nothing reads them later (every block is computed anew, and committed rows come from the target's states), so here they stay
-in registers. Symbols: N requests, B block, d hidden.
+The layers are those of `runtime.fused_layer`, `runtime.vendor_layer` and, in float8, `runtime.rounded_layer`. vLLM's DFlash stores the
+block's own keys and values before it attends; nothing reads them later (every block is computed anew, and committed rows come from the
+target's states), so here they stay in registers. Symbols: N requests, B block, d hidden.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ from dspine_kernels.rows import embed_block
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig, TransferConfig
+from dspine_export.runtime.float8 import RoundedRows, Scales
 from dspine_export.runtime.fused_layer import FusedLayers
 from dspine_export.runtime.kernel_pass import TARGET_PROGRAMS
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
+from dspine_export.runtime.rounded_layer import RoundedLayers
 from dspine_export.runtime.vendor_layer import VendorLayers
 
 MOST_STATIC_ROWS = 1024  # passes of more rows, rare and slow anyway, allocate when they run
@@ -38,13 +40,17 @@ class LayerContext:
 
 @dataclass(frozen=True)
 class Geometry:
-    """What every pass of an engine shares. block: rows a request; longest: positions a request can reach; few: rows of our products."""
+    """What every pass of an engine shares. block: rows a request; longest: positions a request can reach; few: rows of our products.
+
+    scales: of the layers' matrices where those are float8.
+    """
 
     config: DrafterConfig
     weights: PackedDrafter
     block: int
     longest: int
     few: int
+    scales: Scales = field(default_factory=dict)
 
     @property
     def transfer(self) -> TransferConfig:
@@ -72,6 +78,8 @@ class Buffers:
         vendor = rows if rows > geometry.few else 0
         self.gate_up = like.new_empty(vendor, 2 * geometry.config.intermediate_size)
         self.update = like.new_empty(vendor, geometry.config.hidden_size)
+        names = ("normed", "attended", "activated") if vendor and geometry.scales else ()
+        self.rounded = {name: RoundedRows.empty(rows, self.named[name].shape[1], like.device) for name in names}
 
 
 class _Few(FusedLayers):
@@ -84,7 +92,7 @@ class _Few(FusedLayers):
         steps: list[Step] = []
         for index, layer in enumerate(weights.layers[:-1]):
             steps += self._layer(index, layer, following[index])
-            steps += self._injection(index, layer, following[index], last=False)
+            steps += self._injection(layer, following[index], last=False)
         return steps + self._layer(len(weights.layers) - 1, weights.layers[-1], weights.norm)
 
 
@@ -99,6 +107,14 @@ class _Many(VendorLayers):
             steps += self._layer(index, layer)
             steps += self._injection(layer, weights.layers[index + 1].input_norm, last=False)
         return steps + self._layer(len(weights.layers) - 1, weights.layers[-1])
+
+
+class _ManyRounded(RoundedLayers, _Many):
+    """Many rows: the vendor's products in float8."""
+
+    def steps(self) -> list[Step]:
+        """All layers; the last one's state is left before its injection."""
+        return [self.first_step(), *super().steps(), self.add_step()]
 
 
 class BackbonePass:
@@ -126,10 +142,11 @@ class BackbonePass:
         self.sums: Tensor | None = None
         draft: Any = self  # what the layers ask of a `runtime.kernel_pass.DraftPass`
         if self.rows <= geometry.few:
-            few = _Few(draft)
+            few = _Few(draft, geometry.scales)
             self._steps, self.sums = few.steps(), few.squares["down"]
         else:
-            many = _Many(draft)
+            rounded = {name: rows.first(self.rows) for name, rows in buffers.rounded.items()}
+            many = _ManyRounded(draft, geometry.scales, rounded) if geometry.scales else _Many(draft)
             many.gate_up, many.update = buffers.gate_up[: self.rows], buffers.update[: self.rows]
             self._steps = many.steps()
 

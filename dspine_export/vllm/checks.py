@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.errors import UsageError
 
@@ -21,8 +23,9 @@ _FOREIGN_OPTIONS = (
     "dspark_draft_topk",
     "num_speculative_tokens_per_batch_size",
     "use_heterogeneous_vocab",
-    "quantization",
 )
+# What rounds plain weights to float8 while they are loaded -> vLLM's word for it. Its own `fp8`, one scale a matrix, is deprecated there.
+_FLOAT8 = {"fp8": "fp8_per_channel", "fp8_per_channel": "fp8_per_channel", "fp8_per_tensor": "fp8_per_tensor"}
 
 
 def draft_length(config: DrafterConfig, asked: object) -> int:
@@ -110,6 +113,32 @@ def check_parallelism(config: DrafterConfig, parallel: Any, options: Mapping[str
             expected=f"a divisor of {heads} heads and {config.intermediate_size} MLP channels that fits {kv} key/value heads",
             fix="choose another --tensor-parallel-size",
         )
+
+
+def quantisation(target: Any, options: Mapping[str, Any]) -> str | None:
+    """vLLM's word for how the drafter's matrices are to be rounded; None: not at all. ``target``: vLLM's ModelConfig.
+
+    Raises:
+        UsageError: another format than float8, or a type that vLLM does not round.
+    """
+    asked = options.get("quantization")
+    if asked is None:
+        return None
+    if asked not in _FLOAT8:
+        raise UsageError(
+            "the drafter's weights can be rounded to float8 only",
+            got=f"quantization: {asked}",
+            expected=f"one of {', '.join(_FLOAT8)}",
+            fix="quantization: fp8, or leave it out",
+        )
+    if target.dtype not in (torch.bfloat16, torch.float16):
+        raise UsageError(
+            "vLLM rounds half types to float8 only",
+            got=f"quantization: {asked} with dtype {str(target.dtype).removeprefix('torch.')}",
+            expected="bfloat16 or float16",
+            fix="--dtype bfloat16, or leave quantization out",
+        )
+    return _FLOAT8[asked]
 
 
 def check_arguments(engine_args: Any, options: Mapping[str, Any], length: int) -> None:

@@ -90,6 +90,7 @@ def _resolve(engine_args: Any, asked: Requested, target: Any, parallel: Any) -> 
     length = checks.draft_length(config, asked.options.get("num_speculative_tokens"))
     checks.check_pair(config, target)
     checks.check_parallelism(config, parallel, asked.options)
+    quantisation = checks.quantisation(target, asked.options)
     checks.check_arguments(engine_args, asked.options, length)
     if engine_args.load_format != "dummy":
         require_codes(model)
@@ -99,6 +100,7 @@ def _resolve(engine_args: Any, asked: Requested, target: Any, parallel: Any) -> 
         "method": HOST_METHOD,
         "model": model,
         "num_speculative_tokens": length,
+        "quantization": quantisation,
     }
     _logger.info("dspine: drafter %s, %d tokens a step, for target %s", model, length, engine_args.model)
     return serving_keys(config)

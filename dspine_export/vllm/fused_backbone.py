@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from dspine_kernels.attention import store_context
 from dspine_kernels.linear import FEW_ROWS
-from dspine_kernels.rows import rms_norm
 from torch import Tensor
 
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.vllm.backbone_pass import MOST_STATIC_ROWS, BackbonePass, Buffers, Geometry, LayerContext
+from dspine_export.vllm.context_projection import ContextProjection
+from dspine_export.vllm.fused_support import products
+from dspine_export.vllm.product_weights import is_rounded, matrix, row_scales
 
 
 def packed_views(backbone: Any) -> PackedDrafter:
@@ -35,18 +37,24 @@ def _layer(layer: Any, injection: Any, index: int, *, last: bool) -> PackedLayer
     folded = None if last else _folded(injection, index)
     return PackedLayer(
         input_norm=layer.input_layernorm.weight,
-        qkv=attention.qkv_proj.weight,
+        qkv=matrix(attention.qkv_proj),
         q_norm=attention.q_norm.weight,
         k_norm=attention.k_norm.weight,
-        o=attention.o_proj.weight,
+        o=matrix(attention.o_proj),
         post_norm=layer.post_attention_layernorm.weight,
-        gate_up=mlp.gate_up_proj.weight,
-        down=mlp.down_proj.weight,
+        gate_up=matrix(mlp.gate_up_proj),
+        down=matrix(mlp.down_proj),
         readout=injection.readout_weight(index) if folded is None else folded[len(injection.gates) :],
         write=injection.write_weight(index),
         window=None,
         folded=folded,
     )
+
+
+def scales_of(backbone: Any) -> dict[int, Tensor]:
+    """float32 [N] of every matrix [N, K] of the layers by its address; empty where they are not float8."""
+    modules = [module for layer in backbone.layers for module in products(layer) if is_rounded(module)]
+    return {matrix(module).data_ptr(): row_scales(module) for module in modules}
 
 
 def _folded(injection: Any, index: int) -> Tensor:
@@ -66,7 +74,10 @@ class FusedBackbone:
 
     def __init__(self, backbone: Any, requests: int, longest: int, few: int = FEW_ROWS) -> None:
         self._backbone, self._requests = backbone, requests
-        self.geometry = Geometry(backbone.drafter, packed_views(backbone), backbone.block, longest, few)
+        self.geometry = Geometry(
+            backbone.drafter, packed_views(backbone), backbone.block, longest, few, scales_of(backbone)
+        )
+        self._context = ContextProjection.of(backbone, self.geometry)
         static = min(max(requests * backbone.block, few), max(MOST_STATIC_ROWS, few))
         self._buffers = Buffers(self.geometry, static)
         self._passes: dict[int, BackbonePass] = {}
@@ -97,8 +108,7 @@ class FusedBackbone:
         if slots_of_all is None or offsets is None or states.shape[0] == 0:
             return False
         weights, eps = self.geometry.weights, self.geometry.config.rms_norm_eps
-        normed = rms_norm(states, weights.hidden_norm, eps, torch.empty_like(states))
-        rows = torch.mm(normed, backbone._fused_kv_weight.T)
+        rows = self._context.project(states, weights.hidden_norm, eps)
         keys, values = caches[0].chunk(2, dim=-1)
         store_context(
             rows, backbone._k_norm_weights, eps, weights.cos, weights.sin, positions, slots_of_all, keys, values, offsets
@@ -106,10 +116,13 @@ class FusedBackbone:
         return True
 
     def refresh(self) -> None:
-        """Folds anew, after weights were overwritten in place."""
+        """Copies and folds anew, after weights were overwritten in place."""
         for index, layer in enumerate(self.geometry.weights.layers):
             if layer.folded is not None:
                 layer.folded.copy_(_folded(self._backbone.injection, index))
+        for address, scales in scales_of(self._backbone).items():
+            self.geometry.scales[address].copy_(scales)
+        self._context.refresh(ContextProjection.of(self._backbone, self.geometry))
 
     def _pass(self, batch: int) -> BackbonePass:
         found = self._passes.get(batch)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspine_export.vllm import product_weights
+
 SWITCH, DEFAULT = "DSPINE_VLLM_FUSED", "1"  # 0: vLLM's own layers
 _ROTATIONS = ("RotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 
@@ -43,15 +45,24 @@ def _differences(backbone: Any) -> Iterator[str]:
     embedding = backbone.embed_tokens
     if backbone.has_separate_mask_embedding:
         yield "a mask embedding of its own"
-    if type(embedding).__name__ != "VocabParallelEmbedding" or not _plain(embedding, backbone.config.hidden_size):
-        yield f"embedding {type(embedding).__name__} or its storage"
+    if type(embedding).__name__ != "VocabParallelEmbedding":
+        yield f"embedding {type(embedding).__name__}"
+    yield from filter(None, [product_weights.obstacle(embedding, backbone.config.hidden_size)])
     yield from _norms([backbone.norm, backbone.hidden_norm])
     for layer in backbone.layers:
         yield from _norms([layer.input_layernorm, layer.post_attention_layernorm])
         yield from _attention(layer.self_attn)
         yield from _products(layer, backbone.config)
-    if not isinstance(getattr(backbone, "_fused_kv_weight", None), Tensor):
+    rounded = {product_weights.is_rounded(one) for layer in backbone.layers for one in products(layer)}
+    if len(rounded) > 1:
+        yield "some of the layers' matrices in float8 and others not"
+    if not any(rounded) and not isinstance(getattr(backbone, "_fused_kv_weight", None), Tensor):
         yield "context projections that are not one matrix"
+
+
+def products(layer: Any) -> tuple[Any, Any, Any, Any]:
+    """The modules of a layer that multiply: qkv, o, gate_up, down."""
+    return layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj
 
 
 def _norms(norms: list[Any]) -> Iterator[str]:
@@ -87,23 +98,5 @@ def _products(layer: Any, config: Any) -> Iterator[str]:
         yield f"MLP {type(mlp).__name__}"
         return
     inner = attention.num_heads * attention.head_dim
-    widths = [
-        (attention.qkv_proj, config.hidden_size), (attention.o_proj, inner),
-        (mlp.gate_up_proj, config.hidden_size), (mlp.down_proj, config.intermediate_size),
-    ]  # fmt: skip
-    for product, width in widths:
-        if getattr(product, "bias", None) is not None or not _plain(product, width):
-            yield f"{type(product).__name__} with a bias, quantised or stored otherwise"
-
-
-def _plain(module: Any, width: int) -> bool:
-    weight, method = getattr(module, "weight", None), type(getattr(module, "quant_method", None)).__name__
-    return (
-        isinstance(weight, Tensor)
-        and method in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
-        and weight.dtype == torch.bfloat16
-        and weight.ndim == 2
-        and weight.shape[1] == width
-        and weight.shape[1] % 16 == 0
-        and weight.is_contiguous()
-    )
+    widths = (config.hidden_size, inner, config.hidden_size, config.intermediate_size)
+    yield from filter(None, map(product_weights.obstacle, products(layer), widths))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspine_export.runtime.fp8_weights import quantise, scaled_product
+from dspine_export.runtime.float8 import quantise, scaled_product
 from dspine_export.vllm.fused_messages import skinny_plan
 
 SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "1"  # 0: candidates by the head alone

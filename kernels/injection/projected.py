@@ -21,24 +21,27 @@ def _gate(
     slot = row % block
     at = tl.arange(0, RANK)
     inside = at < rank
+    rm = tl.arange(0, M)
+    ok = rm < m
     start_early(PDL)
+    # The anchors are older than the kernel before: neither they nor the table need wait.
+    known = table + tl.load(anchor_ids + row // block).to(tl.int64) * (2 * m) + rm
+    known_message = tl.load(known, mask=ok, other=0.0).to(tl.float32)
+    known_gate = tl.load(known + m, mask=ok, other=0.0).to(tl.float32)
+    offset = tl.load(bias + rm, mask=ok, other=0.0).to(tl.float32)
     wait_previous(PDL)
     own = tl.load(readout + row.to(tl.int64) * stride + at, mask=inside, other=0.0).to(tl.float32)
     before = tl.load(readout + tl.maximum(row - 1, 0).to(tl.int64) * stride + at, mask=inside, other=0.0).to(tl.float32)
     own_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(own * own, 0)), 1e-12)
     before_scale = root_rank / tl.maximum(tl.sqrt(tl.sum(before * before, 0)), 1e-12)
-    rm = tl.arange(0, M)
-    ok = rm < m
     own_row = projected + row.to(tl.int64) * projected_stride + rm
     before_row = projected + tl.maximum(row - 1, 0).to(tl.int64) * projected_stride + rm
-    receiver = tl.load(own_row, mask=ok, other=0.0).to(tl.float32) * own_scale
-    receiver += tl.load(bias + rm, mask=ok, other=0.0).to(tl.float32)
-    known = table + tl.load(anchor_ids + row // block).to(tl.int64) * (2 * m) + rm
+    receiver = tl.load(own_row, mask=ok, other=0.0).to(tl.float32) * own_scale + offset
     first = slot == 1
     predicted_gate = tl.load(before_row + m, mask=ok, other=0.0).to(tl.float32) * before_scale
     predicted = tl.load(before_row + 2 * m, mask=ok, other=0.0).to(tl.float32) * before_scale
-    predecessor = tl.where(first, tl.load(known + m, mask=ok, other=0.0).to(tl.float32), predicted_gate)
-    message = tl.where(first, tl.load(known, mask=ok, other=0.0).to(tl.float32), predicted)
+    predecessor = tl.where(first, known_gate, predicted_gate)
+    message = tl.where(first, known_message, predicted)
     gated = tl.where(slot > 0, tl.sigmoid(receiver + predecessor) * message, 0.0)
     start_next(PDL)
     out = row.to(tl.int64) * m + rm
@@ -63,7 +66,8 @@ def gate_projections(
         readout: [N*B, r] R_l h, not normalised; the row stride may be larger.
         projected: [N*B, 3m], readout times [G_r ; G_p ; M] transposed; the row stride may be larger.
         bias: [m].
-        token_table: [V, 2m], [M p_v ; G_p p_v]; anchor_ids: int64 [N], the predecessors of slot 1.
+        token_table: [V, 2m], [M p_v ; G_p p_v]; anchor_ids: int64 [N], the predecessors of slot 1; not written by the
+            kernel just before, whose end is not awaited for them.
         z: [N*B, m], written.
         receiver_gate: float32 [N*B, m], receives G_r phi + b when given (the transition scores need the last layer's).
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import triton
+from dspine_kernels.dependent import EARLY
 from dspine_kernels.linear.kernel import Plan
 
 FEW_ROWS = 64  # most rows of two-byte values for which these products beat the vendor's
 PROGRAMS = 128  # about one a multiprocessor: further shares of the depth cost more than they hide
 # Up to 16 rows of bfloat16: columns, depth -> plan.
 MEASURED: dict[tuple[int, int], Plan] = {
-    (6144, 4096): Plan(16, 16, 256, 1, 2, 5),
-    (12288, 4096): Plan(64, 16, 128, 1, 4, 4),
+    (6144, 4096): Plan(64, 16, 128, 1, 4, 6),
+    (12288, 4096): Plan(32, 16, 128, 1, 2, 4),
+    (4096, 12288): Plan(64, 16, 128, 2, 4, 5),
+    (151936, 4096): Plan(128, 16, 128, 1, 4, 3),
     (2560, 4096): Plan(64, 16, 128, 3, 4, 6),
-    (8704, 4096): Plan(64, 16, 128, 1, 4, 4),
+    (3072, 4096): Plan(64, 16, 128, 3, 4, 4),
+    (4096, 512): Plan(16, 16, 512, 1, 2, 1, lead=1, start=EARLY),
+    (10240, 512): Plan(64, 16, 256, 1, 4, 1, lead=2),
 }
 
 
 def plan_for(rows: int, columns: int, depth: int, element_bytes: int, *, pair: bool = False) -> Plan:
-    """How to cut [rows, depth] x [columns, depth]^T; `pair`: two weights of that size."""
+    """How to cut [rows, depth] x [columns, depth]^T; `pair`: two weights of that size. element_bytes: of the weight."""
     bn = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if element_bytes == 4:
         return Plan(32, 16, 32, 1, 4, 1)
-    if rows <= 16 and (columns, depth) in MEASURED:
+    if element_bytes == 2 and rows <= 16 and (columns, depth) in MEASURED:
         return MEASURED[columns, depth]
     if pair:
-        return Plan(64, bn, 64, 1, 4, 4)
+        return Plan(64, bn, 64 * (2 // element_bytes), 1, 4, 4)  # as many bytes a step
     if columns > 64 * 1024:
         return Plan(128, bn, 128, 1, 4, 4)
     splits = max(1, min(8, PROGRAMS // triton.cdiv(columns, 64), depth // 256))

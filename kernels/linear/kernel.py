@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.dependent import LATE, dependent, start_early, start_next, wait_previous
 from dspine_kernels.device import stages_that_fit
 from dspine_kernels.topk.keys import LOWEST, order_keys
 from torch import Tensor
@@ -45,17 +45,38 @@ def _linear(
     end = tl.minimum(begin + share, depth)
     w_row = weight + tl.minimum(rm, columns - 1).to(tl.int64) * depth
     w_at = w_row[:, None] + rk[None, :]
-    if LEAD:  # the weight is nobody's output: its first step need not wait
-        lead = tl.load(w_at + begin, mask=(begin + rk < end)[None, :], other=0.0)
+    row_ok = rn < rows
+    ok = (rm < columns)[:, None] & row_ok[None, :]
+    at = rn[None, :].to(tl.int64) * columns + rm[:, None]
+    # Weights are nobody's output: gains and first steps need not wait.
+    if scaled is not None:
+        factor = tl.load(gain + rm, mask=rm < columns, other=0.0).to(tl.float32)[:, None]
+    if LEAD > 0:
+        first = tl.load(w_at + begin, mask=(begin + rk < end)[None, :], other=0.0)
+    if LEAD > 1:
+        second = tl.load(w_at + begin + BK, mask=(begin + BK + rk < end)[None, :], other=0.0)
     wait_previous(PDL)
     x_at = x + tl.minimum(rn, rows - 1).to(tl.int64)[None, :] * depth + rk[:, None]
     acc = tl.zeros((BM, BN), tl.float32)
+    # What the epilogue reads is asked for now, so that the loop hides its latency.
+    if NORMED:
+        norm = row_scales(squares_in, tiles_in, rows, rn, row_ok, width, eps, TILES)[None, :]
+    if WRITE:
+        # Slot 0 is never written; elsewhere the update is scaled by the row's root mean square.
+        scale = 1.0 / row_scales(squares_in, tiles_in, rows, rn, row_ok, width, 0.0, TILES)
+        scale = tl.where(rn % block > 0, scale, 0.0)[None, :]
+    if ADD:
+        before = tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
     if PAIR:
         up = tl.zeros((BM, BN), tl.float32)
         up_at = w_at + columns.to(tl.int64) * depth
-    if LEAD:
+    if LEAD > 0:
         a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
-        acc = tl.dot(lead.to(a.dtype), a, acc, input_precision=PRECISION)
+        acc = tl.dot(first.to(a.dtype), a, acc, input_precision=PRECISION)
+        begin += BK
+    if LEAD > 1:
+        a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
+        acc = tl.dot(second.to(a.dtype), a, acc, input_precision=PRECISION)
         begin += BK
     for k in range(begin, end, BK):
         if EVEN:
@@ -81,33 +102,26 @@ def _linear(
         acc = tl.zeros((BM, BN), tl.float32)
         for s in tl.static_range(SPLITS):
             acc += tl.load(partial + (s * tiles + mine).to(tl.int64) * BM * BN + patch, cache_modifier=".cg")
-    row_ok = rn < rows
-    ok = (rm < columns)[:, None] & row_ok[None, :]
     kind = out.dtype.element_ty
-    at = rn[None, :].to(tl.int64) * columns + rm[:, None]
     if channel_scales is not None:
         acc *= tl.load(channel_scales + rm, mask=rm < columns, other=0.0)[:, None]
         if PAIR:
             up *= tl.load(channel_scales + columns + rm, mask=rm < columns, other=0.0)[:, None]
     if NORMED:
-        norm = row_scales(squares_in, tiles_in, rows, rn, row_ok, width, eps, TILES)[None, :]
         acc *= norm
     if PAIR:
         if NORMED:
             up *= norm
         acc = acc * tl.sigmoid(acc) * up
     if WRITE:
-        # Slot 0 is never written; elsewhere the update is scaled by the row's root mean square.
-        scale = 1.0 / row_scales(squares_in, tiles_in, rows, rn, row_ok, width, 0.0, TILES)
-        acc *= tl.where(rn % block > 0, scale, 0.0)[None, :]
+        acc *= scale
     if ADD:
-        acc += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
+        acc += before
     if squares_out is not None:
         acc = acc.to(kind).to(tl.float32)
         counted = tl.where(ok & (rm < squares_columns)[:, None], acc, 0.0)
         tl.store(squares_out + tile * rows + rn, tl.sum(counted * counted, 0), mask=row_ok)
     if scaled is not None:
-        factor = tl.load(gain + rm, mask=rm < columns, other=0.0).to(tl.float32)[:, None]
         tl.store(scaled + at, (acc * factor).to(kind), mask=ok)
     if keys is not None:
         best = tl.max(tl.where(ok, order_keys(acc, rm[:, None]), LOWEST), 0)
@@ -126,7 +140,8 @@ class Plan:
     splits: int
     warps: int
     stages: int
-    lead: bool = False  # the first step of the weight is read before the previous kernel is complete; not for pairs
+    lead: int = 0  # steps of the weight, at most 2, read before the previous kernel is complete; not for pairs
+    start: int = LATE  # when the next kernel may start
 
     def tiles(self, columns: int) -> int:
         """Tiles along the weight: the number of parts of the sums of squares that an adding product leaves."""
@@ -176,7 +191,7 @@ def linear(
     """
     rows, depth = x.shape
     columns = out.shape[1]
-    assert not (pair and (plan.splits > 1 or plan.lead))
+    assert plan.lead <= 2 and not (pair and (plan.splits > 1 or plan.lead))
     share = triton.cdiv(triton.cdiv(depth, plan.splits), plan.depth) * plan.depth
     assert share * (plan.splits - 1) < depth
     step = (weight.element_size() * plan.weight_rows * (1 + pair) + x.element_size() * plan.rows) * plan.depth
@@ -189,6 +204,6 @@ def linear(
         SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
         TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),
         PRECISION="ieee" if x.element_size() == 4 else "tf32", LOWEST=LOWEST, num_warps=plan.warps, num_stages=stages,
-        **dependent(_linear, x),
+        **dependent(_linear, x, plan.start),
     )  # fmt: skip
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.rows.rounded import LARGEST, round_row
 from torch import Tensor
 
 
@@ -56,8 +57,9 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
 
 @triton.jit
 def _write_and_norm(
-    hidden, update, weight, injected, normed, squares_out, columns, block, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    hidden, update, weight, injected, normed, squares_out, rounded, rounded_scales, columns, block, eps,
+    LARGEST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     ok = at < columns
@@ -76,7 +78,10 @@ def _write_and_norm(
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
     gain = tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)
-    tl.store(normed + row * columns + at, (wide * scale * gain).to(kind), mask=ok)
+    values = (wide * scale * gain).to(kind)
+    tl.store(normed + row * columns + at, values, mask=ok)
+    if rounded is not None:
+        round_row(values.to(tl.float32), rounded + row * columns, rounded_scales + row, at, ok, LARGEST)
 
 
 def write_and_norm(
@@ -88,6 +93,7 @@ def write_and_norm(
     injected: Tensor,
     normed: Tensor,
     squares: Tensor,
+    rounded: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """The injection's write, and the RMSNorm that follows it, in one pass over the rows.
 
@@ -95,12 +101,14 @@ def write_and_norm(
         hidden: [N*B, d] before the write; update: [N*B, d], Wr z.
         weight: gain [d] of the norm that reads the result (the next layer's, or the final one).
         injected, normed: [N*B, d], written. squares: float32 [N*B], receives |hidden|^2.
+        rounded: float8_e4m3fn [N*B, d] and float32 [N*B], receive normed as `round_rows` rounds it.
     """
     rows, columns = hidden.shape
+    narrow, scales = (None, None) if rounded is None else rounded
     width = triton.next_power_of_2(columns)
     _write_and_norm[(rows,)](
-        hidden, update, weight, injected, normed, squares, columns, block, eps, BLOCK=width, num_warps=min(16, max(1, width // 512)),
-        **dependent(_write_and_norm, hidden),
+        hidden, update, weight, injected, normed, squares, narrow, scales, columns, block, eps,
+        LARGEST=LARGEST, BLOCK=width, num_warps=min(16, max(1, width // 512)), **dependent(_write_and_norm, hidden),
     )  # fmt: skip
 
 

@@ -15,6 +15,15 @@ LARGEST = 448.0  # of e4m3
 
 
 @triton.jit
+def round_row(values, out, scale_out, at, ok, LARGEST: tl.constexpr):
+    """Stores a row of float32 `values`, zero where not `ok`, at out + at, and its scale."""
+    peak = tl.max(tl.abs(values), 0)
+    scale = tl.where(peak > 0, peak / LARGEST, 1.0)
+    tl.store(scale_out, scale)
+    tl.store(out + at, (values / scale).to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
 def _round_rows(
     x, update, gain, out, scales, normed, columns, eps,
     ADD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, PDL: tl.constexpr,
@@ -38,11 +47,9 @@ def _round_rows(
     if NORM:
         factor = tl.load(gain + at, mask=ok, other=0.0).to(tl.float32)
         values = (values * tl.rsqrt(tl.sum(values * values, 0) / columns + eps) * factor).to(kind).to(tl.float32)
-        tl.store(normed + row * columns + at, values.to(kind), mask=ok)
-    peak = tl.max(tl.abs(values), 0)
-    scale = tl.where(peak > 0, peak / LARGEST, 1.0)
-    tl.store(scales + row, scale)
-    tl.store(out + row * columns + at, (values / scale).to(out.dtype.element_ty), mask=ok)
+        if normed is not None:
+            tl.store(normed + row * columns + at, values.to(kind), mask=ok)
+    round_row(values, out + row * columns, scales + row, at, ok, LARGEST)
 
 
 def round_rows(
@@ -53,7 +60,7 @@ def round_rows(
 
     Args:
         update: [R, K], added first; x receives the sum.
-        gain: [K], the RMSNorm of the (updated) rows is rounded instead of them, and stored in `normed` [R, K].
+        gain: [K], the RMSNorm of the (updated) rows is rounded instead of them, and stored in `normed` [R, K] where that is given.
         silu: x is [R, 2K], gate first; silu(gate) * up is rounded.
     """
     rows, columns = out.shape

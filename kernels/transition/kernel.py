@@ -21,7 +21,7 @@ from torch import Tensor
 
 MESSAGE_PART = 128  # of m, per program
 MESSAGE_STEP, MESSAGE_WARPS = 512, 4  # of the hidden size, of up to 16 candidates
-FEW_PAIRS, GRAM_PLAN = 1024, Plan(64, 32, 128, 1, 4, 4)
+FEW_PAIRS, GRAM_PLAN = 1024, Plan(64, 16, 256, 1, 4, 2)
 
 
 @triton.jit
@@ -38,16 +38,17 @@ def _candidate_messages(
     state = n * block + slot + 1
     rk, rd = tl.arange(0, K2), tl.arange(0, BD)
     k_ok, m_ok = rk < count, rm < m
-    wait_previous(PDL)
+    # All but the candidates is older than the kernel before, which chose them and has waited for it.
     anchor = tl.load(anchor_ids + n).to(tl.int64)
+    receiver = tl.load(receiver_gate + state * m + rm, mask=m_ok, other=0.0, cache_modifier=".cg")[None, :]
+    wait_previous(PDL)
     own = tl.load(candidate_ids + row * count + rk, mask=k_ok, other=0).to(tl.int64)
     before = tl.load(candidate_ids + tl.maximum(row - 1, 0) * count + rk, mask=k_ok, other=0).to(tl.int64)
     before = tl.where(slot > 0, before, anchor)
     at = table + before[:, None] * (2 * m) + rm[None, :]
     ok = k_ok[:, None] & m_ok[None, :]
     message = tl.load(at, mask=ok, other=0.0).to(tl.float32)
-    gate = tl.load(at + m, mask=ok, other=0.0).to(tl.float32)
-    gate += tl.load(receiver_gate + state * m + rm, mask=m_ok, other=0.0)[None, :]
+    gate = tl.load(at + m, mask=ok, other=0.0).to(tl.float32) + receiver
     products = tl.zeros((K2,), tl.float32)
     for start in range(chunk * part, tl.minimum((chunk + 1) * part, hidden), BD):
         d = start + rd
@@ -144,6 +145,32 @@ class TransitionScratch:
         )
 
 
+def candidate_messages(
+    pre: Tensor, receiver_gate: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, token_table: Tensor, norm_weight: Tensor,
+    lm_head: Tensor, scratch: TransitionScratch, block: int,
+) -> None:  # fmt: skip
+    """What `pair_scores` reads: messages of all pairs of a predecessor and a slot, products of candidates with their slot's state.
+
+    Arguments as of `transition_scores`; `selection.choose_candidates` finds the candidates as well.
+    """
+    m, hidden = token_table.shape[1] // 2, pre.shape[1]
+    batch, slots, count = candidate_ids.shape
+    rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
+    z = scratch.z
+    _candidate_messages[(rows, parts)](
+        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
+        m, hidden, hidden_part(hidden, parts), count, block,
+        K2=k2, BM=triton.next_power_of_2(triton.cdiv(m, parts)), BD=MESSAGE_STEP if k2 <= 16 else 128,
+        num_warps=MESSAGE_WARPS, num_stages=1 if z.element_size() == 4 else 3,
+        **dependent(_candidate_messages, z),
+    )  # fmt: skip
+
+
+def hidden_part(hidden: int, parts: int) -> int:
+    """Columns of a head row per program, a multiple of 8."""
+    return triton.cdiv(triton.cdiv(hidden, parts), 8) * 8
+
+
 def transition_scores(
     pre: Tensor, squares: Tensor, pull: Tensor, receiver_gate: Tensor, anchor_ids: Tensor, candidate_ids: Tensor,
     token_table: Tensor, score_table: Tensor, gram: Tensor, norm_weight: Tensor, lm_head: Tensor, eps: float,
@@ -163,17 +190,23 @@ def transition_scores(
     Returns:
         scores.
     """
+    candidate_messages(
+        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, scratch, block
+    )  # fmt: skip
+    return pair_scores(
+        pre, squares, pull, candidate_ids, score_table, gram, eps, temperature, uniforms, scores, scratch, block
+    )  # fmt: skip
+
+
+def pair_scores(
+    pre: Tensor, squares: Tensor, pull: Tensor, candidate_ids: Tensor, score_table: Tensor, gram: Tensor, eps: float,
+    temperature: Tensor, uniforms: Tensor, scores: Tensor, scratch: TransitionScratch, block: int,
+) -> Tensor:  # fmt: skip
+    """`transition_scores` from what `candidate_messages` left in the scratch."""
     m, hidden = gram.shape[0], pre.shape[1]
     batch, slots, count = candidate_ids.shape
     rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
     z, wide = scratch.z, scratch.z.element_size() == 4
-    _candidate_messages[(rows, parts)](
-        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
-        m, hidden, triton.cdiv(triton.cdiv(hidden, parts), 8) * 8, count, block,
-        K2=k2, BM=triton.next_power_of_2(triton.cdiv(m, parts)), BD=MESSAGE_STEP if k2 <= 16 else 128,
-        num_warps=MESSAGE_WARPS, num_stages=1 if wide else 3,
-        **dependent(_candidate_messages, z),
-    )  # fmt: skip
     if len(z) <= FEW_PAIRS and not wide:
         linear(
             z, gram, scratch.gram_z, GRAM_PLAN, Workspace(z, z)

@@ -98,6 +98,20 @@ def test_narrow_weight_and_kept_scales(device: torch.device) -> None:
         close(out, linear_reference(x, weight.float() * scales[:, None], pair=pair), torch.float32)
 
 
+def test_float8_weights_by_their_plans(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Weights of one byte, as `plan_for` cuts them: in shares of the depth, and paired."""
+    dtype = dtypes[-1]  # of two bytes on a GPU; the plans are for these
+    shapes = ((16, 64, 1040, False), (40, 72, 64, False), (5, 40, 192, True), (64, 136, 400, True))
+    for rows, columns, depth, pair in shapes:
+        plan = plan_for(rows, columns, depth, 1, pair=pair)
+        x = randn(rows, depth, device=device, dtype=dtype)
+        weight = torch.randn(columns * (1 + pair), depth, device=device).to(torch.float8_e4m3fn)
+        scales = torch.rand(len(weight), device=device) + 0.5
+        out = poisoned(rows, columns, device=device, dtype=dtype)
+        linear(x, weight, out, plan, Workspace.for_plans([(plan, rows, columns)], device), pair=pair, scales=scales)
+        close(out, linear_reference(x, weight.float() * scales[:, None], pair=pair), dtype)
+
+
 def test_largest_keys_of_tiles(device: torch.device) -> None:
     """What selection reads: per tile the largest logit's key, of every row but the anchors'."""
     plan, rows, columns, depth, block = Plan(32, 16, 32, 1, 4, 2), 8, 72, 40, 4

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_export.errors import UsageError
 from dspine_export.runtime.bench.subjects import kinds, random_drafter
-from dspine_export.runtime.fp8_weights import quantise, scaled_product
+from dspine_export.runtime.float8 import quantise, scaled_product
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
 from dspine_export.runtime.open_executor import open_executor
 from dspine_export.runtime.packed_weights import pack
@@ -42,7 +42,7 @@ def test_rounding() -> None:
 def test_a_pass_multiplies_rounded_numbers(kind: str, batch: int, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the unrounded pass: equal where rounding is to float32, else as close as four bits of every factor allow."""
     if exact:
-        monkeypatch.setattr("dspine_export.runtime.fp8_weights.NARROW", torch.float32)
+        monkeypatch.setattr("dspine_export.runtime.float8.NARROW", torch.float32)
     shapes = kinds(replace(TINY, vocab_size=48, mask_token_id=47))[kind]
     drafter = random_drafter(shapes, torch.float32, DEVICE)
     state = drafter.new_state(3, 16)

@@ -29,6 +29,14 @@ def test_table_relates_dspine_to_dflash(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
     found = json.loads(bench_vllm.table(tmp_path))["tokens_per_s"]["8"]
     assert found == {"dspine(4.82)": 125.0, "dflash(3.77)": 100.0, "none": 40.0, "dspine(4.82) / dflash(3.77)": 1.25}
+    for name, length, speed in (("dflash-fp8", 3.77, 110.0), ("dspine-fp8", 4.82, 132.0)):
+        rows = [{"batch": 8, "synthetic_length": length, "tokens_per_s": speed}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    found = json.loads(bench_vllm.table(tmp_path))["tokens_per_s"]["8"]
+    ratios = {name: value for name, value in found.items() if " / " in name and "fp8" in name}
+    assert ratios == {
+        "dspine-fp8(4.82) / dflash(3.77)": 1.32, "dspine-fp8(4.82) / dflash-fp8(3.77)": 1.2, "dflash-fp8(3.77) / dflash(3.77)": 1.1,
+    }  # fmt: skip
 
 
 def test_pair_table_counts_equal_outputs(tmp_path: Path) -> None:
@@ -43,6 +51,7 @@ def test_pair_table_counts_equal_outputs(tmp_path: Path) -> None:
 def test_drafters_are_named_by_how_they_are_served(tmp_path: Path) -> None:
     assert bench_vllm_pair.method_of(EXAMPLE) == ("dspine", 7)
     assert list(bench_vllm_pair.labels([EXAMPLE, EXAMPLE])) == ["dspine", "dspine-2"]
+    assert bench_vllm_pair.labels([EXAMPLE], ["fp8"]) == {"dspine": (EXAMPLE, None), "dspine-fp8": (EXAMPLE, "fp8")}
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Other"], "block_size": 4}))
     with pytest.raises(SystemExit, match="expected one of"):
         bench_vllm_pair.method_of(tmp_path)

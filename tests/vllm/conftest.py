@@ -95,6 +95,24 @@ def edited(tmp_path: Path) -> Edit:
     return copy
 
 
+@pytest.fixture
+def true_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's own rounding to e4m3 loses carries: there the kernels write float32, and the product rounds as torch does."""
+    import torch
+
+    from dspine_export.runtime import float8
+
+    if torch.cuda.is_available():
+        return
+    product = float8.scaled_product
+
+    def rounding(x: Any, *rest: Any) -> None:
+        product(x.to(torch.float8_e4m3fn).float(), *rest)
+
+    monkeypatch.setattr(float8, "scaled_product", rounding)
+    monkeypatch.setattr(float8, "NARROW", torch.float32)
+
+
 @pytest.fixture(autouse=True)
 def _no_registered_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSPINE_DRAFTERS", str(tmp_path / "drafters.yaml"))

@@ -44,6 +44,16 @@ def test_a_dspine_directory_is_recognised(method: str | None, pair: Any, configu
     check(configure({"method": method, "model": str(pair.drafter)}), pair.drafter)
 
 
+@pytest.mark.parametrize("asked", ["fp8", "fp8_per_channel", "fp8_per_tensor"])
+def test_float8_of_the_drafter(asked: str, pair: Any, configure: Configure) -> None:
+    """The target stays as it is; `fp8` is one scale per output channel."""
+    config = configure({"method": "dspine", "model": str(pair.drafter), "quantization": asked}, dtype="bfloat16")
+    check(config, pair.drafter)
+    wanted = "fp8_per_tensor" if asked == "fp8_per_tensor" else "fp8_per_channel"
+    assert config.speculative_config.draft_model_config.quantization == wanted
+    assert config.model_config.quantization is None
+
+
 @pytest.mark.parametrize("length", [1, 4, LENGTH])
 def test_shorter_drafts(length: int, pair: Any, configure: Configure) -> None:
     options = {"method": "dspine", "model": str(pair.drafter), "num-speculative-tokens": length}

@@ -40,7 +40,8 @@ ARGUMENTS = {
     "no room for a block": ({"max_num_batched_tokens": 8, "max_num_seqs": 1}, {}, ["--max-num-batched-tokens 8"]),
     "reduced candidates of DSpark": ({}, {"dspark_draft_topk": 4}, ["dspark_draft_topk", "leave"]),
     "adaptive verification": ({}, {"enable_adaptive_verification": True}, ["enable_adaptive_verification", "leave"]),
-    "quantised drafter": ({}, {"quantization": "fp8"}, ["quantization", "leave"]),
+    "another format than float8": ({}, {"quantization": "mxfp8"}, ["mxfp8", "fp8_per_channel", "leave it out"]),
+    "float8 of a float32 drafter": ({}, {"quantization": "fp8"}, ["float32", "--dtype bfloat16", "leave quantization"]),
     "flag against dictionary": ({"spec_tokens": 3}, {"num_speculative_tokens": 4}, ["num_speculative_tokens"]),
 }
 

@@ -1,0 +1,68 @@
+"""Float8 values (e4m3) with float32 scales, one per row of a matrix, and the product of two such matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from dspine_kernels.rows import round_rows
+from torch import Tensor
+
+NARROW = torch.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+Scales = Mapping[int, Tensor]  # by address of the rounded weight
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [N, K] -> float8_e4m3fn [N, K] and float32 scales [N] with weight ~ values * scales. A row of zeros keeps scale 1."""
+    peak = weight.abs().amax(dim=1).float()
+    scales = torch.where(peak > 0, peak / LARGEST, 1.0)
+    return rounded(weight, scales), scales
+
+
+def rounded(weight: Tensor, scales: Tensor) -> Tensor:
+    """weight [N, K] over float32 scales [N] (none zero) -> float8_e4m3fn [N, K]"""
+    chunks = [
+        (rows.float() / by[:, None]).clamp(-LARGEST, LARGEST).to(NARROW)
+        for rows, by in zip(weight.split(16384), scales.split(16384), strict=True)
+    ]
+    return torch.cat(chunks)
+
+
+def scaled_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
+    """out [R, N] = (x x_scales) (weight scales)^T for x [R, K], weight [N, K] in e4m3, scales float32 [R] and [N].
+
+    The vendor's product takes bfloat16 results and sizes in multiples of 16; others are widened first, which is slow.
+    """
+    if out.is_cuda and out.dtype == torch.bfloat16 and not weight.shape[0] % 16 and not weight.shape[1] % 16:
+        torch._scaled_mm(
+            x, weight.T, scale_a=x_scales[:, None], scale_b=scales[None, :], out_dtype=out.dtype, use_fast_accum=True, out=out
+        )  # fmt: skip
+    else:
+        out.copy_((x.float() * x_scales[:, None]) @ (weight.float() * scales[:, None]).T)
+
+
+@dataclass(frozen=True)
+class RoundedRows:
+    """Activations: values float8_e4m3fn [R, K], scales float32 [R], every row's largest value the largest of e4m3."""
+
+    values: Tensor
+    scales: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, columns: int, device: torch.device) -> RoundedRows:
+        """Uninitialised ones."""
+        return cls(torch.empty(rows, columns, dtype=NARROW, device=device), torch.empty(rows, device=device))
+
+    def first(self, rows: int) -> RoundedRows:
+        """Views of the first `rows` rows."""
+        return RoundedRows(self.values[:rows], self.scales[:rows])
+
+    def round(self, x: Tensor, **before: object) -> None:
+        """Takes x [R, K]; `before`: what precedes the rounding, see `dspine_kernels.rows.round_rows`."""
+        round_rows(x, self.values, self.scales, **before)
+
+    def times(self, weight: Tensor, scales: Tensor, out: Tensor) -> None:
+        """out [R, N] = the rows times weight [N, K] (e4m3, float32 scales [N])^T."""
+        scaled_product(self.values, self.scales, weight, scales, out)

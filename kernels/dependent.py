@@ -22,10 +22,7 @@ STARTS: dict[str, int] = {
         (
             "_messages",
             "_silu_mul",
-            "_write_and_norm",
-            "_write_and_project",
             "_round_rows",
-            "_block_maxima",
         ),
         NOT,
     ),

@@ -13,7 +13,6 @@ from dspine_kernels.injection import gate_projections, gated_messages
 from dspine_kernels.linear import Plan, Workspace, linear, plan_for
 from dspine_kernels.rows import rms_norm
 from dspine_kernels.topk import select_candidates
-from dspine_kernels.transition import can_choose, choose_candidates
 from torch import Tensor
 
 from dspine_export.runtime.float8 import Scales
@@ -146,18 +145,5 @@ class FusedLayers:
         )
 
     def _candidates(self) -> None:
-        draft, weights, width = self.draft, self.draft.weights, self.plans["lm_head"].weight_rows
-        if not self.chooses:
-            select_candidates(draft.logits, draft.candidate_ids, draft.keys, width, draft.block)
-            return
-        assert weights.token_table is not None
-        choose_candidates(
-            draft.logits, draft.keys, width, draft.candidates(), draft.x, draft.receiver_gate, draft.anchor_ids, weights.token_table,
-            weights.norm, weights.lm_head, draft.scratch, draft.block,
-        )  # fmt: skip
-
-    @property
-    def chooses(self) -> bool:
-        """Whether whoever chooses the candidates also makes their messages, which `transition_scores` would make otherwise."""
-        transfer, width = self.draft.config.transfer, self.plans["lm_head"].weight_rows
-        return transfer is not None and can_choose(transfer.top_k, self.draft.config.vocab_size, width)
+        draft = self.draft
+        select_candidates(draft.logits, draft.candidate_ids, draft.keys, self.plans["lm_head"].weight_rows, draft.block)

@@ -3,8 +3,9 @@
 plain   a readout, the gates' product, the write, and the next layer's q, k and v: each waits for the one before.
 folded  the gates times the readout are weights of the readout's own product (`PackedLayer.folded`).
 merged  the next layer's q, k and v do not wait either. With h before the injection, h' after it, W the following projections times
-        their norm's gain: W h' = W h + s (W Wr) z, so W h runs beside readout, messages and write, and (W Wr) z is part of the
-        write's product (`PackedLayer.spread`); 1 / rms of h' is a factor of the result.
+        their norm's gain: W h' = W h + s (W Wr) z, so (W Wr) z is part of the write's product (`PackedLayer.spread`), and 1 / rms of h'
+        is a factor of the result. W h is part of the readout's product (`PackedLayer.read`) where that is the vendor's, which
+        leaves nothing of the GPU to others; ours runs beside readout, messages and write.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ if TYPE_CHECKING:
 
 Form = Literal["plain", "folded", "merged"]
 
-# Most rows, form. Beyond the last: plain, because the additional products of the others grow with the rows.
-FORMS: tuple[tuple[int, Form], ...] = ((64, "folded"), (256, "merged"))
+MERGED_ROWS = 256  # beyond: plain, because the additional products of the others grow with the rows
 
 
 def form_for(rows: int, weights: PackedDrafter) -> Form:
     """The form for that many rows, as far as the weights were packed for it. Float32 is for comparison: plain."""
     if weights.embed_tokens.element_size() != 2 or weights.layers[0].folded is None:
         return "plain"
-    plain: Form = "plain"
-    form = next((form for most, form in FORMS if rows <= most), plain)
-    return "folded" if form == "merged" and not weights.merged else form
+    if rows > MERGED_ROWS:
+        return "plain"
+    return "merged" if weights.merged else "folded"
 
 
 def packing(element_bytes: int) -> dict[str, bool]:

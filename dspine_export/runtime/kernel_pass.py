@@ -15,7 +15,7 @@ from dspine_kernels.attention.block import partial_sizes
 from dspine_kernels.linear import FEW_ROWS
 from dspine_kernels.rows import embed_block, rms_norm
 from dspine_kernels.topk.kernel import workspace_keys
-from dspine_kernels.transition import TransitionScratch, candidate_messages, pair_scores, walk_choices
+from dspine_kernels.transition import TransitionScratch, transition_scores, walk_choices
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
@@ -90,10 +90,10 @@ class DraftPass:
         self.tokens = torch.zeros(n, slots, dtype=torch.int64, device=device)
         self.squares = torch.empty(self.rows, device=device)
         self._plan_attention()
-        if config.transfer is not None:
-            self._allocate_injection(k)
         if fused is None:
             fused = self.rows <= FEW_ROWS and like.element_size() == 2
+        if config.transfer is not None:
+            self._allocate_injection(k, beside=self.qkv.shape[1] if self.form == "merged" and not fused else 0)
         self.layers = self._layers(fused=fused)
         self.steps = self._steps()
 
@@ -117,12 +117,12 @@ class DraftPass:
         device = self.cache.keys.device
         self.partial, self.stats = (torch.empty(size, device=device) for size in sizes)
 
-    def _allocate_injection(self, k: int) -> None:
+    def _allocate_injection(self, k: int, beside: int) -> None:
         transfer, like, slots = self.config.transfer, self.weights.embed_tokens, self.block - 1
         assert transfer is not None
         device, m = like.device, transfer.message_size
         projections = 3 * m if self.folded else 0
-        self.readout = like.new_empty(self.rows, projections + transfer.rank)
+        self.readout = like.new_empty(self.rows, projections + transfer.rank + beside)
         self.last_readout = like.new_empty(self.rows, projections + transfer.rank + m)
         self.z = like.new_empty(self.rows, m)
         self.receiver_gate = torch.empty(self.rows, m, device=device)
@@ -133,7 +133,8 @@ class DraftPass:
     def readout_of(self, *, last: bool) -> Tensor:
         """The readouts [R, r] of a layer; folded projections [R, 3m] lie before.
 
-        Behind them are the last layer's Wr^T x [R, m].
+        Behind them are the last layer's Wr^T x [R, m], and, merged by the vendor's products, the other layers' products with the next
+        layer's projections.
         """
         return self.last_readout if last else self.readout
 
@@ -161,22 +162,16 @@ class DraftPass:
         weights, transfer = self.weights, self.config.transfer
         assert transfer is not None and weights.token_table is not None
         assert weights.score_table is not None and weights.gram is not None
-        candidates, pull = self.candidates(), self.last_readout[:, -transfer.message_size :]
-        if not self.layers.chooses:
-            candidate_messages(
-                self.x, self.receiver_gate, self.anchor_ids, candidates, weights.token_table, weights.norm, weights.lm_head,
-                self.scratch, self.block,
-            )  # fmt: skip
-        pair_scores(
-            self.x, self.layers.squares["down"], pull, candidates, weights.score_table, weights.gram, self.eps,
+        transition_scores(
+            self.x, self.layers.squares["down"], self.last_readout[:, -transfer.message_size :], self.receiver_gate, self.anchor_ids,
+            self._candidates(), weights.token_table, weights.score_table, weights.gram, weights.norm, weights.lm_head, self.eps,
             self.temperature, self.uniforms, self.scores, self.scratch, self.block,
         )  # fmt: skip
 
     def _walk(self) -> None:
-        walk_choices(self.scratch.choices, self.scratch.soft, self.candidates(), self.temperature, self.tokens, self.q)
+        walk_choices(self.scratch.choices, self.scratch.soft, self._candidates(), self.temperature, self.tokens, self.q)
 
-    def candidates(self) -> Tensor:
-        """candidate_ids as [N, B-1, K]."""
+    def _candidates(self) -> Tensor:
         return self.candidate_ids.view(self.batch, self.block - 1, -1)
 
 

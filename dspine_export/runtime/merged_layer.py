@@ -1,13 +1,11 @@
-"""Decoder layers whose injection runs beside the next layer's projections: `injection_form` says why that is possible."""
+"""Decoder layers whose injection does not hold up the next layer's projections: `injection_form` says how."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from dspine_kernels.dependent import NOT
 from dspine_kernels.linear import Workspace, plan_for
 from dspine_kernels.rows import write_and_project
 
@@ -21,49 +19,33 @@ if TYPE_CHECKING:
     from dspine_export.runtime.kernel_pass import DraftPass
 
 
-class Beside:
-    """Buffers of the injections, which may follow each other: `projected` the next layer's projections of the state before the write,
-    `spread` the write beside its effect on them.
-    """
-
-    def __init__(self, draft: DraftPass) -> None:
-        self.stream = SideStream(draft.x.device)
-        self.projected = torch.empty_like(draft.qkv)
-        self.spread = draft.x.new_empty(draft.rows, draft.x.shape[1] + draft.qkv.shape[1])
-
-    def finish(self, draft: DraftPass) -> list[Step]:
-        """The write, and the next layer's projections from their two parts."""
-        write = partial(write_and_project, draft.x, self.spread, self.projected, draft.eps, draft.block, draft.x, draft.qkv)
-        return [Step("projections", self.stream.join), Step("write_norm", write)]
-
-
 class MergedVendorLayers(VendorLayers):
     """The form ``merged`` by the vendor's products."""
 
     def __init__(self, draft: DraftPass) -> None:
         super().__init__(draft)
-        self.beside = Beside(draft)
+        self.spread = draft.x.new_empty(draft.rows, draft.x.shape[1] + draft.qkv.shape[1])
 
     def steps(self) -> list[Step]:
         """All layers, the final norm, logits and candidates."""
         draft, layers = self.draft, self.draft.weights.layers
         steps = self._layer(0, layers[0])
         for index, layer in enumerate(layers[1:], 1):
-            steps += self._merged(layers[index - 1], layer)
+            steps += self._merged(layers[index - 1])
             steps += self._layer(index, layer)[1:]
         return [*steps, *self._injection(layers[-1], draft.weights.norm, last=True), *self._candidates_of_head()]
 
-    def _merged(self, layer: PackedLayer, following: PackedLayer) -> list[Step]:
-        draft, beside, target = self.draft, self.beside, self.draft.readout_of(last=False)
-        read, spread = layer.folded, layer.spread
+    def _merged(self, layer: PackedLayer) -> list[Step]:
+        draft, target = self.draft, self.draft.readout_of(last=False)
+        read, spread = layer.read, layer.spread
         assert read is not None and spread is not None
-        project = partial(torch.mm, draft.x, following.qkv.T, out=beside.projected)
+        projected = target[:, target.shape[1] - draft.qkv.shape[1] :]
+        finish = partial(write_and_project, draft.x, self.spread, projected, draft.eps, draft.block, draft.x, draft.qkv)
         return [
-            Step("projections", partial(beside.stream.run, project)),
             Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
             *self._messages(target, last=False),
-            Step("write", lambda: torch.mm(draft.z, spread.T, out=beside.spread)),
-            *beside.finish(draft),
+            Step("write", partial(self._shallow, draft.z, spread, self.spread)),
+            Step("write_norm", finish),
         ]
 
 
@@ -72,9 +54,10 @@ class MergedFusedLayers(FusedLayers):
 
     def __init__(self, draft: DraftPass) -> None:
         super().__init__(draft)
-        self.beside = Beside(draft)
         rows, size, (width, more) = draft.rows, draft.x.element_size(), (draft.x.shape[1], draft.qkv.shape[1])
-        self.plans["projections"] = replace(plan_for(rows, more, width, size), start=NOT)
+        self.side = SideStream(draft.x.device)
+        self.projected, self.spread = torch.empty_like(draft.qkv), draft.x.new_empty(rows, width + more)
+        self.plans["projections"] = plan_for(rows, more, width, size, beside=True)
         self.plans["spread"] = plan_for(rows, width + more, draft.z.shape[1], size)
         # Of its own: the product runs beside others.
         self._side_workspace = Workspace.for_plans([(self.plans["projections"], rows, more)], draft.x.device)
@@ -90,15 +73,19 @@ class MergedFusedLayers(FusedLayers):
         return [*steps, *self._injection(layers[-1], following[-1], last=True), *self._candidates_of_head()]
 
     def _merged(self, layer: PackedLayer, following: PackedLayer) -> list[Step]:
-        draft, beside, target = self.draft, self.beside, self.draft.readout_of(last=False)
+        draft, target = self.draft, self.draft.readout_of(last=False)
         read, spread = layer.folded, layer.spread
         assert read is not None and spread is not None
-        side = self._side_workspace
-        project = partial(self._linear, "projections", draft.x, following.qkv, beside.projected, workspace=side)
+        workspace = self._side_workspace
+        project = partial(self._linear, "projections", draft.x, following.qkv, self.projected, workspace=workspace)
+        finish = partial(
+            write_and_project, draft.x, self.spread, self.projected, draft.eps, draft.block, draft.x, draft.qkv
+        )
         return [
-            Step("projections", partial(beside.stream.run, project)),
+            Step("projections", partial(self.side.run, project)),
             Step("readout", partial(self._linear, "readout", draft.x, read, target)),
             self._message(target, last=False),
-            Step("write", partial(self._linear, "spread", draft.z, spread, beside.spread)),
-            *beside.finish(draft),
+            Step("write", partial(self._linear, "spread", draft.z, spread, self.spread)),
+            Step("projections", self.side.join),
+            Step("write_norm", finish),
         ]

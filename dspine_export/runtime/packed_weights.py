@@ -23,9 +23,9 @@ class PackedLayer:
     readout [r, d]; the last layer's is [r + m, d], with Wr^T below: the transition needs Wr^T x of that layer. folded, where asked for, is
     the gates times the readout, [3m, d], above readout (a view of it then): the gates' products cost no launch of their own.
 
-    spread [d + (H + 2 Hkv) D, m], where asked for, is of every layer but the last (`injection_form`): write, a view of it then, above the
-    next layer's projections times write. Those hold the gain of their norm then, which is ones therefore; their key and value
-    projections without the gain are keys_values.
+    read and spread, where asked for, are of every layer but the last: read is folded above the next layer's projections times the gain of
+    their norm, spread [d + (H + 2 Hkv) D, m] is write above those projections times write (`injection_form`). The parts are views then,
+    the next layer's qkv too, whose input_norm is ones therefore, and whose key and value projections without the gain are a copy.
     """
 
     input_norm: Tensor
@@ -40,6 +40,7 @@ class PackedLayer:
     write: Tensor | None
     window: int | None
     folded: Tensor | None = None
+    read: Tensor | None = None
     spread: Tensor | None = None
     keys_values: Tensor | None = None
 
@@ -78,7 +79,7 @@ def pack(drafter: Drafter, max_positions: int, *, folded: bool = False, merged: 
 
     Args:
         max_positions: longest context plus one block, for the rotation tables [max_positions, D/2].
-        folded: with `PackedLayer.folded`. merged: with that, and with `PackedLayer.spread`.
+        folded: with `PackedLayer.folded`. merged: with that, `PackedLayer.read` and `PackedLayer.spread`.
     """
     model, config = drafter.model, drafter.config
     cos, sin = _rotation_tables(config, max_positions, drafter.embed_tokens)
@@ -96,7 +97,7 @@ def pack(drafter: Drafter, max_positions: int, *, folded: bool = False, merged: 
         if folded or merged:
             layers = [_fold_gates(layer, gates) for layer in layers]
         if merged:
-            _merge_following(layers)
+            _merge_following(layers, len(gates))
         scores, gram = fold_scores(drafter.lm_head, model.norm.weight, injection.write_weight(len(layers) - 1))
     return PackedDrafter(
         tuple(layers), model.fc.weight, model.hidden_norm.weight, model.norm.weight, gates, bias, table, scores, gram,
@@ -149,17 +150,22 @@ def _fold_gates(layer: PackedLayer, gates: Tensor) -> PackedLayer:
     return replace(layer, folded=folded, readout=folded[gates.shape[0] :])
 
 
-def _merge_following(layers: list[PackedLayer]) -> None:
-    """Every layer's `spread`, in place; products in float32, stored in the compute dtype."""
+def _merge_following(layers: list[PackedLayer], gates: int) -> None:
+    """Every layer's `read` and `spread`, in place; products in float32, stored in the compute dtype."""
     for index in range(len(layers) - 1):
         layer, following = layers[index : index + 2]
-        assert layer.write is not None
+        folded, write = layer.folded, layer.write
+        assert folded is not None and write is not None
         wide = following.qkv.float() * following.input_norm.float()
-        spread = torch.cat((layer.write, (wide @ layer.write.float()).to(layer.write.dtype)))
-        layers[index] = replace(layer, spread=spread, write=spread[: len(layer.write)])
+        read = torch.cat((folded, wide.to(folded.dtype)))
+        spread = torch.cat((write, (wide @ write.float()).to(write.dtype)))
+        end = len(folded)
+        layers[index] = replace(
+            layer, read=read, spread=spread, folded=read[:end], readout=read[gates:end], write=spread[: len(write)]
+        )
         layers[index + 1] = replace(
             following,
-            qkv=wide.to(following.qkv.dtype),
+            qkv=read[end:],
             keys_values=following.context.clone(),
             input_norm=torch.ones_like(following.input_norm),
         )

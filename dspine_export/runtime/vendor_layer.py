@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from dspine_kernels.injection import gate_projections
+from dspine_kernels.linear import Workspace, linear, shallow_plan
 from dspine_kernels.rows import rms_norm, silu_mul, write_and_norm
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 class VendorLayers:
     """Launches. squares: float32 [1, R], of x before the injection's write."""
-
-    chooses = False  # see `fused_layer.FusedLayers`
 
     def __init__(self, draft: DraftPass) -> None:
         self.draft = draft
@@ -74,9 +73,17 @@ class VendorLayers:
         return [
             Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
             *self._messages(target, last=last),
-            Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
+            Step("write", partial(self._shallow, draft.z, write, self.update)),
             self._write_and_norm(following, last=last),
         ]
+
+    def _shallow(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """A product of few columns of x: ours where it is sooner done than the vendor's."""
+        plan = shallow_plan(*x.shape, out.shape[1], x.element_size())
+        if plan is None:
+            torch.mm(x, weight.T, out=out)
+        else:
+            linear(x, weight, out, plan, Workspace(x, x))  # the depth is not shared: no workspace
 
     def _write_and_norm(self, following: Tensor, *, last: bool) -> Step:
         """Adds the injection's update. Of the last layer only the norm is read on; its state from before the write stays: the

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import triton
-from dspine_kernels.dependent import EARLY
+from dspine_kernels.dependent import EARLY, NOT
 from dspine_kernels.linear.kernel import Plan
 
 FEW_ROWS = 64  # most rows of two-byte values for which these products beat the vendor's
@@ -17,12 +19,24 @@ MEASURED: dict[tuple[int, int], Plan] = {
     (2560, 4096): Plan(64, 16, 128, 3, 4, 6),
     (3072, 4096): Plan(64, 16, 128, 3, 4, 4),
     (4096, 512): Plan(16, 16, 512, 1, 2, 1, lead=1, start=EARLY),
-    (10240, 512): Plan(64, 16, 256, 1, 4, 1, lead=2),
+    (10240, 512): Plan(64, 16, 128, 1, 4, 4),
 }
+# The same of a product on a stream beside another's.
+BESIDE: dict[tuple[int, int], Plan] = {(6144, 4096): Plan(64, 16, 128, 1, 4, 4)}
+# 65 to SHALLOW_ROWS rows of bfloat16 whose depth is at most SHALLOW: ours start under the tail of the kernel before.
+SHALLOW, SHALLOW_ROWS, SHALLOW_PLAN = 512, 256, Plan(64, 64, 256, 1, 4, 2)
 
 
-def plan_for(rows: int, columns: int, depth: int, element_bytes: int, *, pair: bool = False) -> Plan:
-    """How to cut [rows, depth] x [columns, depth]^T; `pair`: two weights of that size. element_bytes: of the weight."""
+def plan_for(
+    rows: int, columns: int, depth: int, element_bytes: int, *, pair: bool = False, beside: bool = False
+) -> Plan:
+    """How to cut [rows, depth] x [columns, depth]^T; `pair`: two weights of that size. element_bytes: of the weight.
+
+    beside: the product runs on a stream of its own, where nothing precedes it that lets it start early.
+    """
+    if beside:
+        plan = BESIDE.get((columns, depth)) if element_bytes == 2 and rows <= 16 else None
+        return replace(plan or plan_for(rows, columns, depth, element_bytes, pair=pair), start=NOT)
     bn = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if element_bytes == 4:
         return Plan(32, 16, 32, 1, 4, 1)
@@ -36,3 +50,9 @@ def plan_for(rows: int, columns: int, depth: int, element_bytes: int, *, pair: b
     while splits > 1 and triton.cdiv(triton.cdiv(depth, splits), 256) * 256 * (splits - 1) >= depth:
         splits -= 1
     return Plan(64, bn, 256, splits, 4, 3)
+
+
+def shallow_plan(rows: int, depth: int, columns: int, element_bytes: int) -> Plan | None:
+    """A plan for more rows than `FEW_ROWS` where the depth is small; None: the vendor's product is better."""
+    fits = element_bytes == 2 and rows <= SHALLOW_ROWS and depth <= SHALLOW and columns * depth >= 1 << 20
+    return SHALLOW_PLAN if fits else None

@@ -113,10 +113,11 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     """As `top_candidates`, from the largest keys of every `width` (a power of two) logits: int64 [R, ceil(V / width)]."""
     vocabulary, (rows, count) = logits.shape[1], ids.shape
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
-    if by_word(count, vocabulary, width):
+    if 1 < count <= WORD_CANDIDATES and blocks <= WORD_BLOCKS:
         select_by_word[(rows,)](
-            logits, keys, ids, vocabulary, blocks, count, block, **word_sizes(count, vocabulary, width), num_warps=1,
-            **dependent(select_by_word, logits),
+            logits, keys, ids, vocabulary, blocks, count, block,
+            GROUPS=max(32, triton.next_power_of_2(triton.cdiv(blocks, GROUP))), GROUP=GROUP, K2=padded, BLOCK=width,
+            PARTS=max(1, width // PART), PART=min(PART, width), LOWEST=LOWEST, num_warps=1, **dependent(select_by_word, logits),
         )  # fmt: skip
         return ids
     _select[(rows,)](
@@ -125,20 +126,6 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
         num_warps=4 if padded <= 16 else 8, **dependent(_select, logits),
     )  # fmt: skip
     return ids
-
-
-def by_word(count: int, vocabulary: int, width: int) -> bool:
-    """Whether one warp finds `count` candidates sooner than a search by keys."""
-    return 1 < count <= WORD_CANDIDATES and triton.cdiv(vocabulary, width) <= WORD_BLOCKS
-
-
-def word_sizes(count: int, vocabulary: int, width: int) -> dict[str, int]:
-    """Constants of `words.best_ids`."""
-    groups = triton.cdiv(triton.cdiv(vocabulary, width), GROUP)
-    return {
-        "GROUPS": max(32, triton.next_power_of_2(groups)), "GROUP": GROUP, "K2": max(2, triton.next_power_of_2(count)), "BLOCK": width,
-        "PARTS": max(1, width // PART), "PART": min(PART, width), "LOWEST": LOWEST,
-    }  # fmt: skip
 
 
 def top_candidates_reference(logits: Tensor, count: int) -> Tensor:

@@ -30,17 +30,18 @@ def _best_of(packed, count, K2: tl.constexpr):
 
 
 @triton.jit
-def best_ids(
-    source, of_row, vocabulary, blocks, count,
+def select_by_word(
+    logits, keys, ids_out, vocabulary, blocks, count, block,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    LOWEST: tl.constexpr,
+    LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """int32 [K2], as `_best_of`, of one row of logits with the keys of its blocks.
-
-    Logits fall into PARTS strided parts of PART each in every block of BLOCK.
-    """
+    """`kernel.select_candidates` of one row. Logits fall into PARTS strided parts of PART each in every block of BLOCK."""
+    row = tl.program_id(0).to(tl.int64)
+    start_early(PDL)
+    source, of_row = logits + source_row(row, block) * vocabulary, keys + row * blocks
     group, part = tl.arange(0, GROUPS), tl.arange(0, PARTS)
     in_group, in_part = tl.arange(0, GROUP), tl.arange(0, PART)
+    wait_previous(PDL)
     largest = tl.full((GROUPS,), LOWEST, tl.int64)
     for member in tl.static_range(GROUP):
         at = member * GROUPS + group
@@ -59,21 +60,7 @@ def best_ids(
     ids = (best - best % BLOCK + best % PARTS)[:, None] + in_part[None, :] * PARTS
     inside = (best >= 0)[:, None] & (ids < vocabulary)
     packed = tl.where(inside, order_keys(tl.load(source + ids, mask=inside, other=0.0), ids), LOWEST)
-    return _best_of(tl.reshape(packed, (K2 * PART,)), count, K2)
-
-
-@triton.jit
-def select_by_word(
-    logits, keys, ids_out, vocabulary, blocks, count, block,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    LOWEST: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """`kernel.select_candidates` of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    start_early(PDL)
-    source, of_row = logits + source_row(row, block) * vocabulary, keys + row * blocks
-    wait_previous(PDL)
-    best = best_ids(source, of_row, vocabulary, blocks, count, GROUPS, GROUP, K2, BLOCK, PARTS, PART, LOWEST)
+    best = _best_of(tl.reshape(packed, (K2 * PART,)), count, K2)
     start_next(PDL)
     place = tl.arange(0, K2)
     tl.store(ids_out + row * count + place, tl.maximum(best, 0).to(tl.int64), mask=place < count)

@@ -2,24 +2,17 @@
 
 from dspine_kernels.transition.kernel import (
     TransitionScratch,
-    candidate_messages,
     fold_scores,
-    pair_scores,
     transition_scores,
 )
 from dspine_kernels.transition.reference import lattice_walk_reference, transition_scores_reference
-from dspine_kernels.transition.selection import can_choose, choose_candidates
 from dspine_kernels.transition.walk import lattice_walk, walk_choices
 
 __all__ = [
     "TransitionScratch",
-    "can_choose",
-    "candidate_messages",
-    "choose_candidates",
     "fold_scores",
     "lattice_walk",
     "lattice_walk_reference",
-    "pair_scores",
     "transition_scores",
     "transition_scores_reference",
     "walk_choices",

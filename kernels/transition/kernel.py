@@ -19,9 +19,9 @@ from dspine_kernels.linear.kernel import Plan, Workspace, linear
 from dspine_kernels.transition.walk import store_choices
 from torch import Tensor
 
-MESSAGE_PART = 128  # of m, per program
-MESSAGE_STEP, MESSAGE_WARPS = 512, 4  # of the hidden size, of up to 16 candidates
-FEW_PAIRS, GRAM_PLAN = 1024, Plan(64, 16, 256, 1, 4, 2)
+# Of m per program, and of the hidden size per step, for up to 16 candidates; of few pairs of a predecessor and a slot smaller ones.
+MESSAGE_PART, MESSAGE_STEP, MESSAGE_WARPS = 128, 512, 4
+FEW_PAIRS, FEW_PART, FEW_STEP, GRAM_PLAN = 1024, 32, 256, Plan(64, 16, 256, 1, 4, 2)
 
 
 @triton.jit
@@ -135,7 +135,7 @@ class TransitionScratch:
     @classmethod
     def of(cls, rows: int, count: int, m: int, like: Tensor) -> TransitionScratch:
         """Scratch in the dtype and on the device of `like`."""
-        device, parts = like.device, triton.cdiv(m, MESSAGE_PART)
+        device, parts = like.device, triton.cdiv(m, FEW_PART if rows * count <= FEW_PAIRS else MESSAGE_PART)
         return cls(
             z=like.new_empty(rows * count, m),
             gram_z=like.new_empty(rows * count, m),
@@ -143,32 +143,6 @@ class TransitionScratch:
             choices=torch.empty(rows, count, dtype=torch.int32, device=device),
             soft=torch.empty(rows, count, count, device=device),
         )
-
-
-def candidate_messages(
-    pre: Tensor, receiver_gate: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, token_table: Tensor, norm_weight: Tensor,
-    lm_head: Tensor, scratch: TransitionScratch, block: int,
-) -> None:  # fmt: skip
-    """What `pair_scores` reads: messages of all pairs of a predecessor and a slot, products of candidates with their slot's state.
-
-    Arguments as of `transition_scores`; `selection.choose_candidates` finds the candidates as well.
-    """
-    m, hidden = token_table.shape[1] // 2, pre.shape[1]
-    batch, slots, count = candidate_ids.shape
-    rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
-    z = scratch.z
-    _candidate_messages[(rows, parts)](
-        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
-        m, hidden, hidden_part(hidden, parts), count, block,
-        K2=k2, BM=triton.next_power_of_2(triton.cdiv(m, parts)), BD=MESSAGE_STEP if k2 <= 16 else 128,
-        num_warps=MESSAGE_WARPS, num_stages=1 if z.element_size() == 4 else 3,
-        **dependent(_candidate_messages, z),
-    )  # fmt: skip
-
-
-def hidden_part(hidden: int, parts: int) -> int:
-    """Columns of a head row per program, a multiple of 8."""
-    return triton.cdiv(triton.cdiv(hidden, parts), 8) * 8
 
 
 def transition_scores(
@@ -190,24 +164,19 @@ def transition_scores(
     Returns:
         scores.
     """
-    candidate_messages(
-        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, scratch, block
-    )  # fmt: skip
-    return pair_scores(
-        pre, squares, pull, candidate_ids, score_table, gram, eps, temperature, uniforms, scores, scratch, block
-    )  # fmt: skip
-
-
-def pair_scores(
-    pre: Tensor, squares: Tensor, pull: Tensor, candidate_ids: Tensor, score_table: Tensor, gram: Tensor, eps: float,
-    temperature: Tensor, uniforms: Tensor, scores: Tensor, scratch: TransitionScratch, block: int,
-) -> Tensor:  # fmt: skip
-    """`transition_scores` from what `candidate_messages` left in the scratch."""
     m, hidden = gram.shape[0], pre.shape[1]
     batch, slots, count = candidate_ids.shape
     rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
     z, wide = scratch.z, scratch.z.element_size() == 4
-    if len(z) <= FEW_PAIRS and not wide:
+    few = len(z) <= FEW_PAIRS
+    _candidate_messages[(rows, parts)](
+        pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
+        m, hidden, triton.cdiv(triton.cdiv(hidden, parts), 8) * 8, count, block,
+        K2=k2, BM=triton.next_power_of_2(triton.cdiv(m, parts)), BD=128 if k2 > 16 else FEW_STEP if few else MESSAGE_STEP,
+        num_warps=MESSAGE_WARPS, num_stages=1 if wide else 3,
+        **dependent(_candidate_messages, z),
+    )  # fmt: skip
+    if few and not wide:
         linear(
             z, gram, scratch.gram_z, GRAM_PLAN, Workspace(z, z)
         )  # symmetric: G z = z G^T; depth not shared, no workspace

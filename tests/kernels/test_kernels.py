@@ -27,13 +27,10 @@ from dspine_kernels.rows import (
     write_and_norm,
     write_and_norm_reference,
 )
-from dspine_kernels.topk import SHORTLIST, rescore, select_candidates, shortlist, top_candidates
+from dspine_kernels.topk import SHORTLIST, rescore, shortlist, top_candidates
 from dspine_kernels.topk.kernel import top_candidates_reference, workspace_keys
 from dspine_kernels.transition import (
     TransitionScratch,
-    can_choose,
-    candidate_messages,
-    choose_candidates,
     fold_scores,
     lattice_walk,
     lattice_walk_reference,
@@ -197,45 +194,6 @@ def test_rescore(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
         listed_rows = [0, 1, *range(3, 9)]
         assert torch.equal(ids[listed_rows], ascending.gather(1, order)[listed_rows])
         assert bool(((ids[2] >= 0) & (ids[2] < 90)).all())
-
-
-@pytest.mark.parametrize(("block", "m", "hidden", "count"), [(2, 8, 40, 3), (5, 40, 72, 16), (4, 16, 600, 2)])
-def test_candidates_chosen_with_their_messages(
-    block: int, m: int, hidden: int, count: int, device: torch.device, dtypes: tuple[torch.dtype, ...]
-) -> None:
-    """One launch leaves what the choice and the messages leave one after the other."""
-    for dtype in dtypes:
-        batch, vocabulary, width = 2, 300, 32
-        rows = batch * (block - 1)
-        logits = randn(batch * block, vocabulary, device=device, dtype=torch.float32)
-        logits[1, 7] = logits[1, 200] = logits[1].max() + 1  # a tie
-        padded = torch.nn.functional.pad(logits, (0, -vocabulary % width), value=float("-inf"))
-        at = padded.unflatten(1, (-1, width)).argmax(2) + torch.arange(0, padded.shape[1], width, device=device)
-        bits = padded.gather(1, at).view(torch.int32)
-        ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-        keys = ((ordered << 32) | (0xFFFFFFFF - at)).unflatten(0, (batch, block))[:, 1:].flatten(0, 1).contiguous()
-        pre, gain, head, table = (
-            randn(*shape, device=device, dtype=dtype)
-            for shape in ((batch * block, hidden), (hidden,), (vocabulary, hidden), (vocabulary, 2 * m))
-        )
-        receiver, anchors = (
-            randn(batch * block, m, device=device, dtype=torch.float32),
-            torch.randint(0, vocabulary, (batch,), device=device),
-        )
-        want_ids = select_candidates(
-            logits, torch.zeros(rows, count, dtype=torch.int64, device=device), keys, width, block
-        )
-        ids = torch.full((batch, block - 1, count), -1, device=device)
-        want, got = (TransitionScratch.of(rows, count, m, pre) for _ in range(2))
-        for scratch in (want, got):
-            scratch.z.fill_(float("nan"))
-            scratch.unary.fill_(float("nan"))
-        candidate_messages(pre, receiver, anchors, want_ids.view_as(ids), table, gain, head, want, block)
-        assert can_choose(count, vocabulary, width)
-        choose_candidates(logits, keys, width, ids, pre, receiver, anchors, table, gain, head, got, block)
-        assert torch.equal(ids.view_as(want_ids), want_ids)
-        close(got.z, want.z.float(), dtype)
-        torch.testing.assert_close(got.unary, want.unary, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("block", "rank", "m"), [(2, 24, 8), (8, 64, 40), (16, 40, 16)])

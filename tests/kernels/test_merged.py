@@ -59,7 +59,7 @@ def test_forms_by_rows() -> None:
     narrow = random_drafter(_small(), torch.bfloat16, "cpu")
     assert packing(2) == {"folded": True, "merged": True} and not any(packing(4).values())
     packed = pack(narrow, 8, **packing(2))
-    assert [form_for(rows, packed) for rows in (64, 65, 256, 257)] == ["folded", "merged", "merged", "plain"]
+    assert [form_for(rows, packed) for rows in (16, 65, 256, 257)] == ["merged", "merged", "merged", "plain"]
     assert [form_for(rows, pack(narrow, 8, folded=True)) for rows in (64, 65)] == ["folded", "folded"]
     assert form_for(16, pack(narrow, 8)) == "plain"
 
@@ -76,8 +76,10 @@ def test_merged_weights_are_views() -> None:
         for name in ("folded", "readout", "write", "context"):
             assert torch.equal(getattr(after, name), getattr(before, name))
         if index < 2:
-            assert after.spread is not None and after.write is not None
-            assert after.spread.untyped_storage().data_ptr() == after.write.untyped_storage().data_ptr()
-            torch.testing.assert_close(after.spread[32:], merged.layers[index + 1].qkv @ before.write)
+            following = merged.layers[index + 1]
+            assert after.read is not None and after.spread is not None and after.folded is not None
+            store = after.read.untyped_storage().data_ptr()
+            assert {x.untyped_storage().data_ptr() for x in (after.folded, after.readout, following.qkv)} == {store}
+            torch.testing.assert_close(after.spread[32:], following.qkv @ before.write)
         else:
-            assert after.spread is None
+            assert after.read is None and after.spread is None

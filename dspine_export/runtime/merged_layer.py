@@ -44,7 +44,7 @@ class MergedVendorLayers(VendorLayers):
         return [
             Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
             *self._messages(target, last=False),
-            Step("write", partial(self._shallow, draft.z, spread, self.spread)),
+            Step("write", lambda: torch.mm(draft.z, spread.T, out=self.spread)),
             Step("write_norm", finish),
         ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from dspine_kernels.injection import gate_projections
-from dspine_kernels.linear import Workspace, linear, shallow_plan
+from dspine_kernels.linear import WRITE_PLAN, WRITE_ROWS, Workspace, linear
 from dspine_kernels.rows import rms_norm, silu_mul, write_and_norm
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
@@ -70,20 +70,27 @@ class VendorLayers:
         target = draft.readout_of(last=last)
         read = layer.folded if draft.folded else readout
         assert read is not None
+        reading = Step("readout", lambda: torch.mm(draft.x, read.T, out=target))
+        if last and draft.rows <= WRITE_ROWS:
+            return [
+                reading,
+                *self._messages(target, last=True, squares=draft.squares),
+                self._last_write(write, following),
+            ]
         return [
-            Step("readout", lambda: torch.mm(draft.x, read.T, out=target)),
+            reading,
             *self._messages(target, last=last),
-            Step("write", partial(self._shallow, draft.z, write, self.update)),
+            Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
             self._write_and_norm(following, last=last),
         ]
 
-    def _shallow(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """A product of few columns of x: ours where it is sooner done than the vendor's."""
-        plan = shallow_plan(*x.shape, out.shape[1], x.element_size())
-        if plan is None:
-            torch.mm(x, weight.T, out=out)
-        else:
-            linear(x, weight, out, plan, Workspace(x, x))  # the depth is not shared: no workspace
+    def _last_write(self, write: Tensor, following: Tensor) -> Step:
+        """The write, and the final norm but for its division, which does not change the order of a row's logits, in one product."""
+        draft, nothing_shared = self.draft, Workspace(self.draft.x, self.draft.x)
+        return Step("write", partial(
+            linear, draft.z, write, draft.written, WRITE_PLAN, nothing_shared, squares=self.squares["down"],
+            norm_width=draft.config.hidden_size, write=True, block=draft.block, residual=draft.x, gain=following, scaled=draft.normed,
+        ))  # fmt: skip
 
     def _write_and_norm(self, following: Tensor, *, last: bool) -> Step:
         """Adds the injection's update. Of the last layer only the norm is read on; its state from before the write stays: the
@@ -100,8 +107,8 @@ class VendorLayers:
         """Where the norm behind a write goes rounded as well: float8 [R, d] and float32 [R]."""
         return None
 
-    def _messages(self, target: Tensor, *, last: bool) -> list[Step]:
-        """Gated messages z of the readouts in `target`."""
+    def _messages(self, target: Tensor, *, last: bool, squares: Tensor | None = None) -> list[Step]:
+        """Gated messages z of the readouts in `target`. squares: float32 [R], receives |x|^2."""
         draft, weights = self.draft, self.draft.weights
         gates = weights.gates
         assert gates is not None and weights.gate_bias is not None and weights.token_table is not None
@@ -109,7 +116,7 @@ class VendorLayers:
         narrow = target[:, count : count + rank] if folded else target[:, :rank]
         message = partial(
             gate_projections, narrow, target[:, :count] if folded else self.projected, weights.gate_bias, weights.token_table,
-            draft.anchor_ids, draft.z, draft.block, draft.receiver_gate if last else None,
+            draft.anchor_ids, draft.z, draft.block, draft.receiver_gate if last else None, None if squares is None else draft.x, squares,
         )  # fmt: skip
         if folded:
             return [Step("message", message)]

@@ -14,8 +14,9 @@ from torch import Tensor
 
 @triton.jit
 def _gate(
-    readout, projected, bias, table, anchor_ids, z, receiver_out, rank, stride, projected_stride, m, block, root_rank,
-    RECEIVER: tl.constexpr, RANK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+    readout, projected, bias, table, anchor_ids, z, receiver_out, hidden, squares_out,
+    rank, stride, projected_stride, m, block, width, root_rank,
+    RECEIVER: tl.constexpr, RANK: tl.constexpr, M: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = row % block
@@ -48,6 +49,10 @@ def _gate(
     tl.store(z + out, gated.to(z.dtype.element_ty), mask=ok)
     if RECEIVER:
         tl.store(receiver_out + out, receiver, mask=ok)
+    if squares_out is not None:
+        at = tl.arange(0, WIDTH)
+        values = tl.load(hidden + row.to(tl.int64) * width + at, mask=at < width, other=0.0).to(tl.float32)
+        tl.store(squares_out + row, tl.sum(values * values, 0))
 
 
 def gate_projections(
@@ -59,6 +64,8 @@ def gate_projections(
     z: Tensor,
     block: int,
     receiver_gate: Tensor | None = None,
+    hidden: Tensor | None = None,
+    squares: Tensor | None = None,
 ) -> Tensor:
     """Gated messages of all slots; rows of slot 0 are zero.
 
@@ -70,16 +77,18 @@ def gate_projections(
             kernel just before, whose end is not awaited for them.
         z: [N*B, m], written.
         receiver_gate: float32 [N*B, m], receives G_r phi + b when given (the transition scores need the last layer's).
+        hidden: [N*B, d], and squares: float32 [N*B], receives |hidden|^2; none of both where the write does without.
 
     Returns:
         z.
     """
     rows, m = z.shape
-    rank = readout.shape[1]
+    rank, width = readout.shape[1], 0 if hidden is None else hidden.shape[1]
     _gate[(rows,)](
-        readout, projected, bias, token_table, anchor_ids, z, receiver_gate,
-        rank, readout.stride(0), projected.stride(0), m, block, float(rank) ** 0.5,
-        RECEIVER=receiver_gate is not None, RANK=triton.next_power_of_2(rank), M=triton.next_power_of_2(m), num_warps=4,
+        readout, projected, bias, token_table, anchor_ids, z, receiver_gate, hidden, squares,
+        rank, readout.stride(0), projected.stride(0), m, block, width, float(rank) ** 0.5,
+        RECEIVER=receiver_gate is not None, RANK=triton.next_power_of_2(rank), M=triton.next_power_of_2(m),
+        WIDTH=triton.next_power_of_2(max(width, 1)), num_warps=4,
         **dependent(_gate, z),
     )  # fmt: skip
     return z

@@ -1,7 +1,16 @@
 """Products of a few rows with large weights, epilogues fused."""
 
-from dspine_kernels.linear.choice import FEW_ROWS, plan_for, shallow_plan
+from dspine_kernels.linear.choice import FEW_ROWS, WRITE_PLAN, WRITE_ROWS, plan_for
 from dspine_kernels.linear.kernel import Plan, Workspace, linear
 from dspine_kernels.linear.reference import linear_reference
 
-__all__ = ["FEW_ROWS", "Plan", "Workspace", "linear", "linear_reference", "plan_for", "shallow_plan"]
+__all__ = [
+    "FEW_ROWS",
+    "WRITE_PLAN",
+    "WRITE_ROWS",
+    "Plan",
+    "Workspace",
+    "linear",
+    "linear_reference",
+    "plan_for",
+]

@@ -23,8 +23,7 @@ MEASURED: dict[tuple[int, int], Plan] = {
 }
 # The same of a product on a stream beside another's.
 BESIDE: dict[tuple[int, int], Plan] = {(6144, 4096): Plan(64, 16, 128, 1, 4, 4)}
-# 65 to SHALLOW_ROWS rows of bfloat16 whose depth is at most SHALLOW: ours start under the tail of the kernel before.
-SHALLOW, SHALLOW_ROWS, SHALLOW_PLAN = 512, 256, Plan(64, 64, 256, 1, 4, 2)
+WRITE_ROWS, WRITE_PLAN = 256, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
 
 
 def plan_for(
@@ -50,9 +49,3 @@ def plan_for(
     while splits > 1 and triton.cdiv(triton.cdiv(depth, splits), 256) * 256 * (splits - 1) >= depth:
         splits -= 1
     return Plan(64, bn, 256, splits, 4, 3)
-
-
-def shallow_plan(rows: int, depth: int, columns: int, element_bytes: int) -> Plan | None:
-    """A plan for more rows than `FEW_ROWS` where the depth is small; None: the vendor's product is better."""
-    fits = element_bytes == 2 and rows <= SHALLOW_ROWS and depth <= SHALLOW and columns * depth >= 1 << 20
-    return SHALLOW_PLAN if fits else None

@@ -57,6 +57,8 @@ def test_a_pass_multiplies_rounded_numbers(kind: str, batch: int, exact: bool, m
         draft.launch()
     for name in ("x", "normed", "logits"):
         got, want = getattr(rounded, name), getattr(plain, name)
+        if name != "x":  # a pass may leave the final norm's division out: a factor by row, which orders nothing
+            got, want = (rows / rows.norm(dim=1, keepdim=True) for rows in (got, want))
         if exact:
             torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
         else:

@@ -55,16 +55,20 @@ def test_a_cell_and_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (cells, engines):
         monkeypatch.setattr(module, "capture", run_once)
-        monkeypatch.setattr(module, "replay_us", lambda _graph: 5.0)
+        monkeypatch.setattr(module, "replay_us", lambda _graph, samples=0: 5.0 + samples)
         monkeypatch.setattr(module, "call_us", lambda work: 9.0 if work() is not None else 0.0)
     monkeypatch.setattr(cells, "_free_bytes", lambda: 1 << 30)
     ceilings, rows = Ceilings(1000.0, 100.0), []
+    subjects = {}
     for kind, config in kinds(TINY).items():
         drafter = random_drafter(config, torch.float32, "cpu")
+        subjects[kind] = drafter, pack(drafter, 64)
         cell = cells.Cell(kind, 1, 8, stages=kind == "DSpine", fp8=True)
         rows.append(cells.measure_cell(cell, drafter, pack(drafter, 64), ceilings))
         assert rows[-1]["equal_tokens"] == 1.0 and rows[-1]["append_2"] == 5.0 and not rows[-1]["skipped"]
         assert rows[-1]["ours_fp8"] == 5.0 and rows[-1]["floor_fp8"]["weights"] == rows[-1]["floor"]["weights"] / 2
+    cells.measure_alternately(dict(zip(subjects, rows, strict=True)), subjects)
+    assert [row["alternating"] for row in rows] == [6.0, 6.0]
     engine = TorchExecutor(drafter)
     engines.measure_engine(rows[-1], "a plan", engine)
     assert rows[-1]["engine"] == {"name": "a plan", "stream": 9.0, "graph": 5.0}
@@ -76,7 +80,7 @@ def test_a_cell_and_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GB are free" in rows[-1]["skipped"]["all"]
     header = {"device": "a clock", "torch": "2", "copy_gb_s": 1000.0, "gemm_tflop_s": 100.0}
     text = "\n".join(report_lines(json.loads(json.dumps({**header, "rows": rows}))))
-    assert "DSpine adds 0 us (+0.0%) to DFlash at batch 1" in text and "lm_head" in text and "skipped" in text
+    assert "DSpine adds 0 us (+0.0%) to DFlash at batch 1, context 8, by turns" in text and "lm_head" in text and "skipped" in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from dspine_export.model.drafter import Drafter
 from dspine_export.model.state import DraftState
 from dspine_export.runtime.bench.floor import Ceilings, cache_bytes, floor_us
 from dspine_export.runtime.bench.naive import compiled, naive_pass
-from dspine_export.runtime.bench.timing import call_us, capture, replay_us
+from dspine_export.runtime.bench.timing import SAMPLES, call_us, capture, replay_us
 from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
 from dspine_export.runtime.packed_weights import PackedDrafter
 from dspine_export.runtime.pass_factory import PassFactory
@@ -81,6 +82,27 @@ def measure_cell(cell: Cell, drafter: Drafter, packed: PackedDrafter, ceilings: 
             row["ours_fp8"] = replay_us(capture(draft.launch))
             row["floor_fp8"] = floor_us(config, cell.batch, cell.context, ceilings, weight_bytes=1)
     return row
+
+
+def measure_alternately(rows: dict[str, Row], subjects: dict[str, tuple[Drafter, PackedDrafter]]) -> None:
+    """Gives the rows of one cell `alternating`: our passes again, by turns, so that their ratio is not the clock's."""
+    if len(rows) < 2 or not all("ours" in row for row in rows.values()):
+        return
+    last = next(reversed(rows.values()))
+    with last.measuring("alternating"):
+        graphs = {}
+        for kind, (drafter, packed) in subjects.items():
+            cell = Cell(kind, rows[kind]["batch"], rows[kind]["context"])
+            state, anchors = _random_state(cell, drafter)
+            draft = DraftPass(drafter.config, packed, CacheView(state.keys, state.values, state.lengths))
+            draft.anchor_ids.copy_(anchors)
+            graphs[kind] = capture(draft.launch), draft  # the pass owns the graph's buffers
+        times: dict[str, list[float]] = {kind: [] for kind in graphs}
+        for _ in range(SAMPLES):
+            for kind, (graph, _draft) in graphs.items():
+                times[kind].append(replay_us(graph, samples=1))
+        for kind, samples in times.items():
+            rows[kind]["alternating"] = median(samples)
 
 
 def _free_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -107,8 +108,6 @@ def _rows(
     capability: tuple[int, int],
     note: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    import torch
-
     from dspine_export.runtime.bench import cells
     from dspine_export.runtime.bench.loop import round_us
     from dspine_export.runtime.bench.subjects import kinds, random_drafter
@@ -117,30 +116,33 @@ def _rows(
 
     engine = _engine(request.source, capability, note)
     deadline = time.monotonic() + request.seconds
-    for kind, shapes in kinds(config).items():
-        drafter = random_drafter(shapes)
-        packed = pack(drafter, max(request.contexts) + 2 * shapes.block_size, **packing(2))
-        for context in request.contexts:
-            for batch in request.batches:
-                first = context == request.contexts[0]
-                compile_too = first and request.naive and batch in request.compile_batches
-                stages, fp8 = request.stages and first, request.fp8 and first
-                cell = cells.Cell(kind, batch, context, request.naive, compile_too, stages, fp8)
-                if time.monotonic() > deadline:
-                    yield cells.Row(kind=kind, batch=batch, context=context, skipped={"all": "out of time"})
-                    continue
-                row = cells.measure_cell(cell, drafter, packed, ceilings)
-                if first and "ours" in row:
-                    with row.measuring("round_wall"):
-                        row["round_wall"] = round_us(drafter, batch, context)
-                if engine is not None and shapes == config:
-                    from dspine_export.runtime.bench.engines import measure_engine
+    drafters = {kind: random_drafter(shapes) for kind, shapes in kinds(config).items()}
+    longest = max(request.contexts) + 2 * config.block_size
+    subjects = {kind: (drafter, pack(drafter, longest, **packing(2))) for kind, drafter in drafters.items()}
+    for context, batch in itertools.product(request.contexts, request.batches):
+        first = context == request.contexts[0]
+        compile_too = first and request.naive and batch in request.compile_batches
+        stages, fp8 = request.stages and first, request.fp8 and first
+        if time.monotonic() > deadline:
+            yield from (
+                cells.Row(kind=kind, batch=batch, context=context, skipped={"all": "out of time"}) for kind in subjects
+            )
+            continue
+        rows = {}
+        for kind, (drafter, packed) in subjects.items():
+            cell = cells.Cell(kind, batch, context, request.naive, compile_too, stages, fp8)
+            rows[kind] = row = cells.measure_cell(cell, drafter, packed, ceilings)
+            if first and "ours" in row:
+                with row.measuring("round_wall"):
+                    row["round_wall"] = round_us(drafter, batch, context)
+            if engine is not None and drafter.config == config:
+                from dspine_export.runtime.bench.engines import measure_engine
 
-                    measure_engine(row, *engine)
-                note(row_line(row))
-                yield row
-        del drafter, packed
-        torch.cuda.empty_cache()
+                measure_engine(row, *engine)
+        cells.measure_alternately(rows, subjects)
+        for row in rows.values():
+            note(row_line(row))
+        yield from rows.values()
 
 
 def _engine(source: Path | None, capability: tuple[int, int], note: Callable[[str], None]) -> Any:

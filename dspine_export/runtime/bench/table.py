@@ -58,11 +58,15 @@ def _text(value: float | None) -> str:
 
 
 def _difference_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    times = {(row["kind"], row["batch"], row["context"]): row["ours"] for row in rows if "ours" in row}
+    times = {
+        (row["kind"], row["batch"], row["context"]): row.get("alternating", row["ours"])
+        for row in rows
+        if "ours" in row
+    }
     for (kind, batch, context), dspine in times.items():
         plain = times.get(("DFlash", batch, context))
         if kind == "DSpine" and plain is not None:
-            yield f"DSpine adds {dspine - plain:.0f} us ({dspine / plain - 1:+.1%}) to DFlash at batch {batch}, context {context}"
+            yield f"DSpine adds {dspine - plain:.0f} us ({dspine / plain - 1:+.1%}) to DFlash at batch {batch}, context {context}, by turns"
 
 
 def _stage_lines(rows: list[dict[str, Any]]) -> Iterator[str]:

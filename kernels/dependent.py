@@ -2,7 +2,8 @@
 
 Every kernel that is launched dependently waits for its predecessor before it touches anything that the predecessor wrote, and lets its
 successor start either at once or before its own epilogue. Its predecessor waited too, so when the wait returns everything earlier is
-complete.
+complete. What is read before the wait must be older: at that time the kernel before the predecessor is complete only if the predecessor
+starts its successor late, or not at all.
 """
 
 from __future__ import annotations

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 Form = Literal["plain", "folded", "merged"]
 
-MERGED_ROWS = 256  # beyond: plain, because the additional products of the others grow with the rows
+# Most rows. Beyond: plain, because the additional products of the others grow with the rows.
+MERGED_ROWS, FOLDED_ROWS = 128, 256
 
 
 def form_for(rows: int, weights: PackedDrafter) -> Form:
     """The form for that many rows, as far as the weights were packed for it. Float32 is for comparison: plain."""
     if weights.embed_tokens.element_size() != 2 or weights.layers[0].folded is None:
         return "plain"
-    if rows > MERGED_ROWS:
+    if rows > FOLDED_ROWS:
         return "plain"
-    return "merged" if weights.merged else "folded"
+    return "merged" if weights.merged and rows <= MERGED_ROWS else "folded"
 
 
 def packing(element_bytes: int) -> dict[str, bool]:

@@ -59,8 +59,9 @@ class MergedFusedLayers(FusedLayers):
         self.projected, self.spread = torch.empty_like(draft.qkv), draft.x.new_empty(rows, width + more)
         self.plans["projections"] = plan_for(rows, more, width, size, beside=True)
         self.plans["spread"] = plan_for(rows, width + more, draft.z.shape[1], size)
-        # Of its own: the product runs beside others.
+        # Of their own: one product runs beside the others, the other has no part in the size of theirs.
         self._side_workspace = Workspace.for_plans([(self.plans["projections"], rows, more)], draft.x.device)
+        self._spread_workspace = Workspace.for_plans([(self.plans["spread"], rows, width + more)], draft.x.device)
 
     def steps(self) -> list[Step]:
         """All layers, the final norm, logits and candidates."""
@@ -85,7 +86,9 @@ class MergedFusedLayers(FusedLayers):
             Step("projections", partial(self.side.run, project)),
             Step("readout", partial(self._linear, "readout", draft.x, read, target)),
             self._message(target, last=False),
-            Step("write", partial(self._linear, "spread", draft.z, spread, self.spread)),
+            Step(
+                "write", partial(self._linear, "spread", draft.z, spread, self.spread, workspace=self._spread_workspace)
+            ),
             Step("projections", self.side.join),
             Step("write_norm", finish),
         ]

@@ -71,7 +71,7 @@ class VendorLayers:
         read = layer.folded if draft.folded else readout
         assert read is not None
         reading = Step("readout", lambda: torch.mm(draft.x, read.T, out=target))
-        if last and draft.rows <= WRITE_ROWS:
+        if last and self._writes_at_once():
             return [
                 reading,
                 *self._messages(target, last=True, squares=draft.squares),
@@ -83,6 +83,10 @@ class VendorLayers:
             Step("write", lambda: torch.mm(draft.z, write.T, out=self.update)),
             self._write_and_norm(following, last=last),
         ]
+
+    def _writes_at_once(self) -> bool:
+        """Whether the last write and its norm are one product, which is planned for few rows of two-byte values."""
+        return self.draft.rows <= WRITE_ROWS and self.draft.x.element_size() == 2
 
     def _last_write(self, write: Tensor, following: Tensor) -> Step:
         """The write, and the final norm but for its division, which does not change the order of a row's logits, in one product."""

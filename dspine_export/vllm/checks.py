@@ -101,7 +101,7 @@ def check_parallelism(config: DrafterConfig, parallel: Any, options: Mapping[str
     if asked not in (None, size):
         raise UsageError(
             "the drafter uses the target's embedding and head, so both are split alike",
-            got=f"draft_tensor_parallel_size {asked}",
+            got=f"draft_tensor_parallel_size {asked!r}",
             expected=f"{size}, the target's",
             fix="leave draft_tensor_parallel_size out",
         )
@@ -124,10 +124,10 @@ def quantisation(target: Any, options: Mapping[str, Any]) -> str | None:
     asked = options.get("quantization")
     if asked is None:
         return None
-    if asked not in _FLOAT8:
+    if not isinstance(asked, str) or asked not in _FLOAT8:
         raise UsageError(
             "the drafter's weights can be rounded to float8 only",
-            got=f"quantization: {asked}",
+            got=f"quantization: {asked!r}",
             expected=f"one of {', '.join(_FLOAT8)}",
             fix="quantization: fp8, or leave it out",
         )
@@ -137,6 +137,15 @@ def quantisation(target: Any, options: Mapping[str, Any]) -> str | None:
             got=f"quantization: {asked} with dtype {str(target.dtype).removeprefix('torch.')}",
             expected="bfloat16 or float16",
             fix="--dtype bfloat16, or leave quantization out",
+        )
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda() and not current_platform.has_device_capability(89):
+        raise UsageError(
+            "vLLM rounds to float8 by channel only where the GPU multiplies float8",
+            got=f"quantization: {asked} on compute capability {current_platform.get_device_capability()}",
+            expected="8.9 or later",
+            fix="leave quantization out",
         )
     return _FLOAT8[asked]
 

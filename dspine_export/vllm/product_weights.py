@@ -1,7 +1,7 @@
 """What vLLM's linear modules hold, as the kernels read it: a bfloat16 matrix, or float8 values with one scale a matrix or a row.
 
-vLLM makes the latter of a plain checkpoint while it loads (``quantization`` ``fp8``, which is ``fp8_per_tensor``, and ``fp8_per_channel``)
-and keeps them transposed; the unrounded ones are gone then.
+vLLM makes the latter of a plain checkpoint while it loads (its ``fp8_per_channel``, which is what a drafter's ``fp8`` means here, and
+``fp8_per_tensor``) and keeps them transposed; the unrounded ones are gone then.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MEASURED: dict[tuple[int, int], Plan] = {
 }
 # The same of a product on a stream beside another's.
 BESIDE: dict[tuple[int, int], Plan] = {(6144, 4096): Plan(64, 16, 128, 1, 4, 4)}
-WRITE_ROWS, WRITE_PLAN = 256, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
+WRITE_ROWS, WRITE_PLAN = 128, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
 
 
 def plan_for(

@@ -192,6 +192,10 @@ def linear(
     rows, depth = x.shape
     columns = out.shape[1]
     assert plan.lead <= 2 and not (pair and (plan.splits > 1 or plan.lead))
+    if plan.splits > 1:
+        tiles = plan.tiles(columns) * triton.cdiv(rows, plan.rows)
+        assert workspace.counters.numel() >= tiles
+        assert workspace.partial.numel() >= plan.splits * tiles * plan.weight_rows * plan.rows
     share = triton.cdiv(triton.cdiv(depth, plan.splits), plan.depth) * plan.depth
     assert share * (plan.splits - 1) < depth
     step = (weight.element_size() * plan.weight_rows * (1 + pair) + x.element_size() * plan.rows) * plan.depth

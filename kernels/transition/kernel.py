@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.dependent import EARLY, dependent, start_early, start_next, wait_previous
 from dspine_kernels.linear.kernel import Plan, Workspace, linear
 from dspine_kernels.transition.walk import store_choices
 from torch import Tensor
@@ -38,7 +38,7 @@ def _candidate_messages(
     state = n * block + slot + 1
     rk, rd = tl.arange(0, K2), tl.arange(0, BD)
     k_ok, m_ok = rk < count, rm < m
-    # All but the candidates is older than the kernel before, which chose them and has waited for it.
+    # All but the candidates is older than the kernel before, which chose them, has waited for it, and let this one start late.
     anchor = tl.load(anchor_ids + n).to(tl.int64)
     receiver = tl.load(receiver_gate + state * m + rm, mask=m_ok, other=0.0, cache_modifier=".cg")[None, :]
     wait_previous(PDL)
@@ -169,6 +169,7 @@ def transition_scores(
     rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
     z, wide = scratch.z, scratch.z.element_size() == 4
     few = len(z) <= FEW_PAIRS
+    assert GRAM_PLAN.start != EARLY  # `_scores` reads before its wait
     _candidate_messages[(rows, parts)](
         pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
         m, hidden, triton.cdiv(triton.cdiv(hidden, parts), 8) * 8, count, block,

@@ -9,14 +9,20 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from dspine_kernels.dependent import EARLY
 from dspine_kernels.linear import Plan, Workspace, linear, linear_reference, plan_for
 from dspine_kernels.topk import select_candidates
 from torch import Tensor
 
 from tests.kernels.comparison import close, poisoned, randn
 
-PLANS = [Plan(16, 16, 32, 1, 2, 2), Plan(32, 16, 32, 3, 4, 2), Plan(64, 32, 64, 2, 4, 2, lead=True)]
-SHAPES = [(6, 72, 136), (16, 64, 192), (35, 40, 136)]  # rows of x, rows of the weight, depth
+PLANS = [
+    Plan(16, 16, 32, 1, 2, 2),
+    Plan(32, 16, 32, 3, 4, 2),
+    Plan(64, 32, 64, 2, 4, 2, lead=1),
+    Plan(32, 16, 16, 2, 4, 2, lead=2, start=EARLY),
+]
+SHAPES = [(6, 72, 136), (16, 64, 192), (35, 40, 136), (7, 40, 72)]  # rows of x, rows of the weight, depth
 
 
 def _squares(x: Tensor, parts: int) -> Tensor:

@@ -59,7 +59,7 @@ def test_forms_by_rows() -> None:
     narrow = random_drafter(_small(), torch.bfloat16, "cpu")
     assert packing(2) == {"folded": True, "merged": True} and not any(packing(4).values())
     packed = pack(narrow, 8, **packing(2))
-    assert [form_for(rows, packed) for rows in (16, 65, 256, 257)] == ["merged", "merged", "merged", "plain"]
+    assert [form_for(rows, packed) for rows in (16, 128, 129, 256, 257)] == ["merged"] * 2 + ["folded"] * 2 + ["plain"]
     assert [form_for(rows, pack(narrow, 8, folded=True)) for rows in (64, 65)] == ["folded", "folded"]
     assert form_for(16, pack(narrow, 8)) == "plain"
 

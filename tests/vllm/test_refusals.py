@@ -41,6 +41,9 @@ ARGUMENTS = {
     "reduced candidates of DSpark": ({}, {"dspark_draft_topk": 4}, ["dspark_draft_topk", "leave"]),
     "adaptive verification": ({}, {"enable_adaptive_verification": True}, ["enable_adaptive_verification", "leave"]),
     "another format than float8": ({}, {"quantization": "mxfp8"}, ["mxfp8", "fp8_per_channel", "leave it out"]),
+    "formats in a list": ({}, {"quantization": ["fp8"]}, ["['fp8']", "fp8_per_channel", "leave it out"]),
+    "a format that is a dictionary": ({}, {"quantization": {"bits": 8}}, ["{'bits': 8}", "leave it out"]),
+    "no format": ({}, {"quantization": ""}, ["quantization: ''", "leave it out"]),
     "float8 of a float32 drafter": ({}, {"quantization": "fp8"}, ["float32", "--dtype bfloat16", "leave quantization"]),
     "flag against dictionary": ({"spec_tokens": 3}, {"num_speculative_tokens": 4}, ["num_speculative_tokens"]),
 }

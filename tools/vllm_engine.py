@@ -6,6 +6,7 @@ then an object of this process.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import subprocess
@@ -25,6 +26,8 @@ def one_process() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.33 asks for its sampler without looking
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 
 def side_by_side(commands: Mapping[str, Sequence[str]], gpus: Sequence[str], folder: Path) -> int:

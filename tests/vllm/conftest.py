@@ -19,6 +19,8 @@ ON_GPU = Path(
 ).exists()  # asked of the file system: importing torch here would slow every collection down
 if not ON_GPU:
     ENVIRONMENT |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TRITON_INTERPRET": "1"}
+if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.33 asks for its sampler without looking
+    ENVIRONMENT["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
 os.environ.update(ENVIRONMENT)
 INSTALLED = importlib.util.find_spec("vllm") is not None
 BLOCK_SIZE = 8

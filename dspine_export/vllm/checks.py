@@ -142,7 +142,7 @@ def quantisation(target: Any, options: Mapping[str, Any]) -> str | None:
 
     if current_platform.is_cuda() and not current_platform.has_device_capability(89):
         raise UsageError(
-            "vLLM rounds to float8 by channel only where the GPU multiplies float8",
+            "a drafter in float8 needs a GPU that multiplies float8",
             got=f"quantization: {asked} on compute capability {current_platform.get_device_capability()}",
             expected="8.9 or later",
             fix="leave quantization out",

@@ -1,50 +1,81 @@
-"""Weights in float8 (e4m3), one float32 scale per output channel, and the draft pass that multiplies with them.
-
-Activations are rounded as well, every row by its own largest value, so that the GPU multiplies float8 by float8 at any number of rows;
-sums are float32. What a draft proposes decides speed, never correctness: the target verifies.
+"""Weights in float8 (e4m3), one float32 scale per output channel, and the draft passes that multiply with them.
 
 Rounded are the large matrices of every layer and a copy of the language-model head that ranks candidates; norms, gates, tables, the
-context projections and the head rows that score transitions are not.
+context projections and the head rows that score transitions are not. Few rows go through our own products, which widen the weights in
+registers and leave activations and injections alone. Of many rows the activations are rounded as well, every row by its own largest value,
+and the injections' matrices, so that the GPU multiplies float8 by float8. Sums are float32. What a draft proposes decides speed, never
+correctness: the target verifies.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
+from dspine_kernels.linear import FEW_ROWS
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
 
 from dspine_export.checkpoint.config import DrafterConfig
 from dspine_export.runtime.float8 import Scales, quantise
+from dspine_export.runtime.fused_layer import FusedLayers
+from dspine_export.runtime.injection_form import Form
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
+from dspine_export.runtime.merged_layer import MergedFusedLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.rounded_layer import RoundedLayers
 
-ROUNDED = ("qkv", "o", "gate_up", "down", "readout", "write")
+LAYER = ("qkv", "o", "gate_up", "down")
+INJECTION = ("readout", "write")
+
+
+@dataclass(frozen=True)
+class RoundedDrafter:
+    """What `quantise_drafter` returns. `context` of the layers must not be used.
+
+    Attributes:
+        few: layers rounded but for their injections, for our own products. many: injections rounded too, none folded or merged.
+        head: e4m3 [V, d]. scales: of every rounded matrix by its address.
+    """
+
+    few: PackedDrafter
+    many: PackedDrafter
+    head: Tensor
+    scales: Scales
+
+    def with_rotations(self, cos: Tensor, sin: Tensor) -> RoundedDrafter:
+        """The same weights with other rotation tables."""
+        return replace(self, few=replace(self.few, cos=cos, sin=sin), many=replace(self.many, cos=cos, sin=sin))
 
 
 @torch.no_grad()
-def quantise_drafter(packed: PackedDrafter) -> tuple[PackedDrafter, Tensor, Scales]:
-    """The drafter with rounded matrices, the rounded head, and the scales of both. `context` of its layers must not be used."""
+def quantise_drafter(packed: PackedDrafter) -> RoundedDrafter:
+    """The drafter with rounded matrices. Nothing in it keeps the unrounded ones of its layers alive."""
     scales: dict[int, Tensor] = {}
 
-    def rounded(weight: Tensor) -> Tensor:
-        values, by = quantise(weight)
-        scales[values.data_ptr()] = by
-        return values
+    def rounded(layer: PackedLayer, names: tuple[str, ...]) -> dict[str, Tensor]:
+        made = {}
+        for name in names:
+            weight = getattr(layer, name)
+            if weight is not None:
+                made[name], by = quantise(weight)
+                scales[made[name].data_ptr()] = by
+        return made
 
-    def rounded_layer(layer: PackedLayer) -> PackedLayer:
-        present = {name: getattr(layer, name) for name in ROUNDED if getattr(layer, name) is not None}
-        changes: dict[str, Any] = {name: rounded(weight) for name, weight in present.items()}
-        return replace(layer, folded=None, **changes)
-
-    layers = tuple(rounded_layer(layer) for layer in packed.layers)
-    head = rounded(packed.lm_head)
-    return replace(packed, layers=layers), head, scales
+    few, many = [], []
+    for layer in packed.layers:
+        layer = replace(layer, read=None, keys_values=None, **rounded(layer, LAYER))
+        many.append(replace(layer, folded=None, spread=None, **rounded(layer, INJECTION)))
+        if layer.folded is not None:  # may be a view of a product with the next layer's unrounded projections
+            folded = layer.folded.clone()
+            layer = replace(layer, folded=folded, readout=folded[len(folded) - len(many[-1].readout) :])
+        few.append(layer)
+    head, by = quantise(packed.lm_head)
+    scales[head.data_ptr()] = by
+    plain = replace(packed, layers=tuple(many), merged=False)
+    return RoundedDrafter(replace(packed, layers=tuple(few)), plain, head, scales)
 
 
 def context_weights(packed: PackedDrafter) -> PackedDrafter:
@@ -61,6 +92,9 @@ def context_weights(packed: PackedDrafter) -> PackedDrafter:
             readout=None,
             write=None,
             folded=None,
+            read=None,
+            spread=None,
+            keys_values=None,
         )
 
     return replace(packed, layers=tuple(kept(layer) for layer in packed.layers))
@@ -110,18 +144,30 @@ class Fp8Layers(RoundedLayers):
         ]
 
 
-class Fp8DraftPass(DraftPass):
-    """`kernel_pass.DraftPass` over what `quantise_drafter` returns."""
+class FewFp8Pass(DraftPass):
+    """`kernel_pass.DraftPass` of few rows."""
 
     def __init__(
-        self,
-        config: DrafterConfig,
-        weights: PackedDrafter,
-        head: Tensor,
-        scales: Scales,
-        cache: CacheView,
-        batch: int | None = None,
+        self, config: DrafterConfig, weights: RoundedDrafter, cache: CacheView, batch: int, *, form: Form | None = None
     ) -> None:
-        super().__init__(config, weights, cache, batch, fused=False)
-        self.layers = Fp8Layers(self, head, scales)
+        self._rounded = weights
+        super().__init__(config, weights.few, cache, batch, fused=True, form=form)
+
+    def _layers(self, *, fused: bool) -> FusedLayers:
+        layers = MergedFusedLayers if self.form == "merged" else FusedLayers
+        return layers(self, self._rounded.scales, self._rounded.head)
+
+
+class ManyFp8Pass(DraftPass):
+    """`kernel_pass.DraftPass` of any number of rows."""
+
+    def __init__(self, config: DrafterConfig, weights: RoundedDrafter, cache: CacheView, batch: int) -> None:
+        super().__init__(config, weights.many, cache, batch, fused=False)
+        self.layers = Fp8Layers(self, weights.head, weights.scales)
         self.steps = self._steps()
+
+
+def fp8_pass(config: DrafterConfig, weights: RoundedDrafter, cache: CacheView, batch: int) -> DraftPass:
+    """The pass for `batch` sequences, by its number of rows. Float32 is for comparison: everything rounded."""
+    few = batch * config.block_size <= FEW_ROWS and weights.few.embed_tokens.element_size() == 2
+    return (FewFp8Pass if few else ManyFp8Pass)(config, weights, cache, batch)

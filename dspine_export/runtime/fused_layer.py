@@ -28,21 +28,23 @@ class FusedLayers:
 
     Args:
         scales: of the weights in float8, which are widened in registers; activations are not rounded.
+        head: ranks candidates [V, d]; None: the drafter's own.
     """
 
-    def __init__(self, draft: DraftPass, scales: Scales | None = None) -> None:
+    def __init__(self, draft: DraftPass, scales: Scales | None = None, head: Tensor | None = None) -> None:
         self.draft, self._scales = draft, scales or {}
+        self._head = draft.weights.lm_head if head is None else head
         config, rows, layer = draft.config, draft.rows, draft.weights.layers[0]
         size = draft.x.element_size()
         # Float32 rows are for comparison, whatever the weights.
-        layers_size = layer.qkv.element_size() if size == 2 else size
+        layers_size, head_size = (w.element_size() if size == 2 else size for w in (layer.qkv, self._head))
         attended, qkv = draft.attended.shape[1], draft.qkv.shape[1]
         self.plans = {
             "qkv": plan_for(rows, qkv, config.hidden_size, layers_size),
             "o": plan_for(rows, config.hidden_size, attended, layers_size),
             "gate_up": plan_for(rows, config.intermediate_size, config.hidden_size, layers_size, pair=True),
             "down": plan_for(rows, config.hidden_size, config.intermediate_size, layers_size),
-            "lm_head": plan_for(rows, config.vocab_size, config.hidden_size, size),
+            "lm_head": plan_for(rows, config.vocab_size, config.hidden_size, head_size),
         }
         columns = {"qkv": qkv, "gate_up": config.intermediate_size, "lm_head": config.vocab_size}
         if config.transfer is not None:
@@ -137,7 +139,7 @@ class FusedLayers:
         self._linear(
             "lm_head",
             draft.normed,
-            draft.weights.lm_head,
+            self._head,
             draft.logits,
             squares=squares,
             keys=draft.keys,

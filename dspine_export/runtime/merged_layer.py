@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from dspine_kernels.linear import Workspace, plan_for
 from dspine_kernels.rows import write_and_project
+from torch import Tensor
 
+from dspine_export.runtime.float8 import Scales
 from dspine_export.runtime.fused_layer import FusedLayers
 from dspine_export.runtime.packed_weights import PackedLayer
 from dspine_export.runtime.pass_step import Step
@@ -52,12 +54,13 @@ class MergedVendorLayers(VendorLayers):
 class MergedFusedLayers(FusedLayers):
     """The form ``merged`` by our products."""
 
-    def __init__(self, draft: DraftPass) -> None:
-        super().__init__(draft)
+    def __init__(self, draft: DraftPass, scales: Scales | None = None, head: Tensor | None = None) -> None:
+        super().__init__(draft, scales, head)
         rows, size, (width, more) = draft.rows, draft.x.element_size(), (draft.x.shape[1], draft.qkv.shape[1])
         self.side = SideStream(draft.x.device)
         self.projected, self.spread = torch.empty_like(draft.qkv), draft.x.new_empty(rows, width + more)
-        self.plans["projections"] = plan_for(rows, more, width, size, beside=True)
+        narrow = draft.weights.layers[0].qkv.element_size() if size == 2 else size
+        self.plans["projections"] = plan_for(rows, more, width, narrow, beside=True)
         self.plans["spread"] = plan_for(rows, width + more, draft.z.shape[1], size)
         # Of their own: one product runs beside the others, the other has no part in the size of theirs.
         self._side_workspace = Workspace.for_plans([(self.plans["projections"], rows, more)], draft.x.device)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from dspine_export.model.drafter import Drafter
 from dspine_export.runtime.injection_form import packing
@@ -14,7 +13,7 @@ from dspine_export.runtime.kernel_pass import CacheView, ContextPass, DraftPass
 from dspine_export.runtime.packed_weights import pack, with_positions
 
 if TYPE_CHECKING:
-    from dspine_export.runtime.float8 import Scales
+    from dspine_export.runtime.fp8_weights import RoundedDrafter
 
 WeightFormat = Literal["full", "fp8"]
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
@@ -30,15 +29,14 @@ class PassFactory:
 
     def __init__(self, drafter: Drafter, positions: int, weights: WeightFormat = "full") -> None:
         self.config = drafter.config
-        kept = weights == "full"
-        packed = pack(drafter, positions, **packing(drafter.embed_tokens.element_size() if kept else 0))
-        self._fp8: tuple[Tensor, Scales] | None = None
+        packed = pack(drafter, positions, **packing(drafter.embed_tokens.element_size()))
         self._drafting = self._appending = packed
+        self._rounded: RoundedDrafter | None = None
         if weights == "fp8":
             from dspine_export.runtime.fp8_weights import context_weights, quantise_drafter
 
-            self._drafting, head, scales = quantise_drafter(packed)
-            self._appending, self._fp8 = context_weights(packed), (head, scales)
+            self._rounded, self._appending = quantise_drafter(packed), context_weights(packed)
+            self._drafting = self._rounded.few
 
     @property
     def device(self) -> torch.device:
@@ -46,11 +44,11 @@ class PassFactory:
 
     def draft(self, cache: CacheView, batch: int) -> DraftPass:
         """A draft pass for `batch` sequences of `cache`."""
-        if self._fp8 is None:
+        if self._rounded is None:
             return DraftPass(self.config, self._drafting, cache, batch)
-        from dspine_export.runtime.fp8_weights import Fp8DraftPass
+        from dspine_export.runtime.fp8_weights import fp8_pass
 
-        return Fp8DraftPass(self.config, self._drafting, *self._fp8, cache, batch)
+        return fp8_pass(self.config, self._rounded, cache, batch)
 
     def append(self, cache: CacheView, tokens: int, batch: int) -> ContextPass:
         """An append of up to `tokens` rows to each of `batch` sequences of `cache`."""
@@ -62,3 +60,5 @@ class PassFactory:
             return
         self._appending = longer = with_positions(self._appending, self.config, positions)
         self._drafting = replace(self._drafting, cos=longer.cos, sin=longer.sin)
+        if self._rounded is not None:
+            self._rounded = self._rounded.with_rotations(longer.cos, longer.sin)

@@ -15,6 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from dspine_export.errors import UsageError
 from dspine_export.runtime.bench.subjects import kinds, random_drafter
 from dspine_export.runtime.float8 import quantise, scaled_product
+from dspine_export.runtime.fp8_weights import FewFp8Pass, quantise_drafter
+from dspine_export.runtime.injection_form import Form
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
 from dspine_export.runtime.open_executor import open_executor
 from dspine_export.runtime.packed_weights import pack
@@ -38,9 +40,16 @@ def test_rounding() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["not_rounded", "rounded"])
-@pytest.mark.parametrize(("kind", "batch"), [("DSpine", 3), ("DFlash", 1)])
-def test_a_pass_multiplies_rounded_numbers(kind: str, batch: int, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the unrounded pass: equal where rounding is to float32, else as close as four bits of every factor allow."""
+@pytest.mark.parametrize(("kind", "batch", "form"), [
+    ("DSpine", 3, None), ("DFlash", 1, None), ("DSpine", 3, "merged"), ("DSpine", 2, "folded"), ("DFlash", 3, "plain"),
+])  # fmt: skip
+def test_a_pass_multiplies_rounded_numbers(
+    kind: str, batch: int, form: Form | None, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the unrounded pass: equal where rounding is to float32, else as close as four bits of every factor allow.
+
+    form: of our own products; None: the vendor's.
+    """
     if exact:
         monkeypatch.setattr("dspine_export.runtime.float8.NARROW", torch.float32)
     shapes = kinds(replace(TINY, vocab_size=48, mask_token_id=47))[kind]
@@ -50,14 +59,20 @@ def test_a_pass_multiplies_rounded_numbers(kind: str, batch: int, exact: bool, m
     state.values.normal_(generator=torch.Generator(DEVICE).manual_seed(2))
     state.lengths.copy_(torch.tensor([16, 5, 1]))
     cache = CacheView(state.keys, state.values, state.lengths)
-    rounded = PassFactory(drafter, 32, "fp8").draft(cache, batch)
+    rounded: DraftPass
+    if form is None:
+        rounded = PassFactory(drafter, 32, "fp8").draft(cache, batch)
+    else:
+        weights = quantise_drafter(pack(drafter, 32, folded=kind == "DSpine", merged=form == "merged"))
+        rounded = FewFp8Pass(drafter.config, weights, cache, batch, form=form)
     plain = DraftPass(drafter.config, pack(drafter, 32), cache, batch, fused=False)
     for draft in (rounded, plain):
         draft.anchor_ids.copy_(torch.tensor([3, 11, 7])[:batch])
         draft.launch()
-    for name in ("x", "normed", "logits"):
+    # What a pass leaves behind in `normed` is a factor by row, which orders nothing, and in our own products not even that.
+    for name in ("x", "normed", "logits") if form is None else ("x", "logits"):
         got, want = getattr(rounded, name), getattr(plain, name)
-        if name != "x":  # a pass may leave the final norm's division out: a factor by row, which orders nothing
+        if name != "x":
             got, want = (rows / rows.norm(dim=1, keepdim=True) for rows in (got, want))
         if exact:
             torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

@@ -53,7 +53,8 @@ def wait_previous(PDL: tl.constexpr):
 
 
 @functools.cache
-def _supported(device: torch.device) -> bool:
+def is_recent(device: torch.device) -> bool:
+    """Whether it is an NVIDIA GPU of compute capability 9.0 or later."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -62,7 +63,7 @@ def dependent(kernel: object, tensor: Tensor, start: int | None = None) -> dict[
 
     start: None: as measured for the kernel.
     """
-    if not isinstance(kernel, JITFunction) or not _supported(tensor.device):
+    if not isinstance(kernel, JITFunction) or not is_recent(tensor.device):
         return {"PDL": NOT}
     if start is None:
         start = STARTS.get(kernel.fn.__name__, DEFAULT_START)

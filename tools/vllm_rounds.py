@@ -79,8 +79,9 @@ class Recorder:
 class Agreement:
     """Outcome: tokens compared, tokens equal, and of the others how far apart the torch model saw the two choices.
 
-    ``margins`` are differences of the torch model's scores over the standard deviation of the slot's candidate scores; for a token that
-    is none of its candidates, of the logits that selected them, and nothing behind it in the block is compared.
+    ``margins`` say how near the torch model was to the engine's choice: differences of its scores over the standard deviation of the
+    slot's candidate scores. For a token that is none of its candidates they are of the logits that selected them, and nothing behind it
+    in the block is compared; so they are where its own choice would sooner have fallen from the candidates than behind the engine's.
     """
 
     rounds: int = 0
@@ -125,13 +126,15 @@ def _compare(one: Round, wanted: DraftOutput, lm_head: Tensor, found: Agreement)
         row = scores[slot, index]
         best = int(row.argmax())
         found.tokens += 1
+        if token in candidates[slot] and candidates[slot].index(token) == best:
+            found.equal, index = found.equal + 1, best
+            continue
+        logits = lm_head @ wanted.hidden_states[0, slot + 1]
+        among = logits[candidates[slot]]
         if token not in candidates[slot]:
-            logits = lm_head @ wanted.hidden_states[0, slot + 1]
-            among = logits[candidates[slot]]
             found.margins.append(float((among.min() - logits[token]) / among.std()))
             return
         index = candidates[slot].index(token)
-        if index == best:
-            found.equal += 1
-        else:
-            found.margins.append(float((row[best] - row[index]) / row.std()))
+        logits[candidates[slot]] = float("-inf")
+        fallen = float((among[best] - logits.max()) / among.std())
+        found.margins.append(min(float((row[best] - row[index]) / row.std()), fallen))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from dspine_kernels.linear import FEW_ROWS
@@ -55,22 +56,22 @@ def quantise_drafter(packed: PackedDrafter) -> RoundedDrafter:
     """The drafter with rounded matrices. Nothing in it keeps the unrounded ones of its layers alive."""
     scales: dict[int, Tensor] = {}
 
-    def rounded(layer: PackedLayer, names: tuple[str, ...]) -> dict[str, Tensor]:
-        made = {}
+    def rounded(layer: PackedLayer, names: tuple[str, ...]) -> PackedLayer:
+        made: dict[str, Any] = {}
         for name in names:
             weight = getattr(layer, name)
             if weight is not None:
                 made[name], by = quantise(weight)
                 scales[made[name].data_ptr()] = by
-        return made
+        return replace(layer, **made)
 
     few, many = [], []
-    for layer in packed.layers:
-        layer = replace(layer, read=None, keys_values=None, **rounded(layer, LAYER))
-        many.append(replace(layer, folded=None, spread=None, **rounded(layer, INJECTION)))
-        if layer.folded is not None:  # may be a view of a product with the next layer's unrounded projections
-            folded = layer.folded.clone()
-            layer = replace(layer, folded=folded, readout=folded[len(folded) - len(many[-1].readout) :])
+    for unrounded in packed.layers:
+        layer = rounded(replace(unrounded, read=None, keys_values=None), LAYER)
+        many.append(rounded(replace(layer, folded=None, spread=None), INJECTION))
+        if layer.folded is not None and layer.readout is not None:
+            folded = layer.folded.clone()  # was a view of a product with the next layer's unrounded projections
+            layer = replace(layer, folded=folded, readout=folded[len(folded) - len(layer.readout) :])
         few.append(layer)
     head, by = quantise(packed.lm_head)
     scales[head.data_ptr()] = by

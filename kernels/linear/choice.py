@@ -23,6 +23,8 @@ MEASURED: dict[tuple[int, int], Plan] = {
 }
 # The same of a product on a stream beside another's.
 BESIDE: dict[tuple[int, int], Plan] = {(6144, 4096): Plan(64, 16, 128, 1, 4, 4)}
+# Of float8 weights and bfloat16 rows, by the most rows.
+NARROW: dict[tuple[int, int, int], Plan] = {}
 WRITE_ROWS, WRITE_PLAN = 128, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
 
 
@@ -41,6 +43,8 @@ def plan_for(
         return Plan(32, 16, 32, 1, 4, 1)
     if element_bytes == 2 and rows <= 16 and (columns, depth) in MEASURED:
         return MEASURED[columns, depth]
+    if element_bytes == 1 and (bn, columns, depth) in NARROW:
+        return NARROW[bn, columns, depth]
     if pair:
         return Plan(64, bn, 64 * (2 // element_bytes), 1, 4, 4)  # as many bytes a step
     if columns > 64 * 1024:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from dspine_kernels.dependent import LATE, dependent, start_early, start_next, wait_previous
 from dspine_kernels.device import stages_that_fit
+from dspine_kernels.linear.widen import by_bits, widened
 from dspine_kernels.topk.keys import LOWEST, order_keys
 from torch import Tensor
 
@@ -32,7 +33,7 @@ def _linear(
     x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales,
     rows, columns, depth, share, tiles_in, width, eps, block, squares_columns,
     PAIR: tl.constexpr, NORMED: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
-    LEAD: tl.constexpr,
+    LEAD: tl.constexpr, BITS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
@@ -72,11 +73,11 @@ def _linear(
         up_at = w_at + columns.to(tl.int64) * depth
     if LEAD > 0:
         a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
-        acc = tl.dot(first.to(a.dtype), a, acc, input_precision=PRECISION)
+        acc = tl.dot(widened(first, a, BITS), a, acc, input_precision=PRECISION)
         begin += BK
     if LEAD > 1:
         a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
-        acc = tl.dot(second.to(a.dtype), a, acc, input_precision=PRECISION)
+        acc = tl.dot(widened(second, a, BITS), a, acc, input_precision=PRECISION)
         begin += BK
     for k in range(begin, end, BK):
         if EVEN:
@@ -85,10 +86,10 @@ def _linear(
         else:
             w = tl.load(w_at + k, mask=(k + rk < end)[None, :], other=0.0)
             a = tl.load(x_at + k, mask=(k + rk < end)[:, None], other=0.0)
-        acc = tl.dot(w.to(a.dtype), a, acc, input_precision=PRECISION)
+        acc = tl.dot(widened(w, a, BITS), a, acc, input_precision=PRECISION)
         if PAIR:
             w = tl.load(up_at + k) if EVEN else tl.load(up_at + k, mask=(k + rk < end)[None, :], other=0.0)
-            up = tl.dot(w.to(a.dtype), a, up, input_precision=PRECISION)
+            up = tl.dot(widened(w, a, BITS), a, up, input_precision=PRECISION)
     start_next(PDL)
     if SPLITS > 1:
         tiles = tl.num_programs(0) * tl.num_programs(1)
@@ -205,7 +206,8 @@ def linear(
         rows, columns, depth, share, 1 if squares is None else squares.shape[0], norm_width, eps, block,
         squares_columns or columns,
         PAIR=pair, NORMED=squares is not None and not write, ADD=residual is not None, WRITE=write,
-        SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
+        SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BITS=by_bits(weight, x),
+        BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
         TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),
         PRECISION="ieee" if x.element_size() == 4 else "tf32", LOWEST=LOWEST, num_warps=plan.warps, num_stages=stages,
         **dependent(_linear, x, plan.start),

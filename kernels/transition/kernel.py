@@ -22,6 +22,7 @@ from torch import Tensor
 # Of m per program, and of the hidden size per step, for up to 16 candidates; of few pairs of a predecessor and a slot smaller ones.
 MESSAGE_PART, MESSAGE_STEP, MESSAGE_WARPS = 128, 512, 4
 FEW_PAIRS, FEW_PART, FEW_STEP, GRAM_PLAN = 1024, 32, 256, Plan(64, 16, 256, 1, 4, 2)
+HELD, HELD_WARPS = 16 * 512, 4  # values of a slot's messages that are held in registers while their scores are made
 
 
 @triton.jit
@@ -67,7 +68,8 @@ def _candidate_messages(
 def _scores(
     squares_in, pull, candidate_ids, z, gram_z, unary, score_table, temperature, uniforms, scores, choices, soft,
     rows, tiles, parts, hidden, pull_stride, m, count, block, eps,
-    K2: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    K2: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, ONCE: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     start_early(PDL)
@@ -85,22 +87,33 @@ def _scores(
     products = tl.zeros((K2, K2), tl.float32)
     linear, quadratic = tl.zeros((K2,), tl.float32), tl.zeros((K2,), tl.float32)
     pair = (row * count + rk)[:, None].to(tl.int64) * m
-    for start in range(0, m, BM):
-        at = start + rm
-        ok = k_ok[:, None] & (at < m)[None, :]
-        message = tl.load(z + pair + at[None, :], mask=ok, other=0.0, cache_modifier=".cg")
-        table = tl.load(score_table + own[:, None] * m + at[None, :], mask=ok, other=0.0)
+    table_at, back_at = score_table + own[:, None] * m, pull + state.to(tl.int64) * pull_stride
+    if ONCE:
+        ok = k_ok[:, None] & (rm < m)[None, :]
+        message = tl.load(z + pair + rm[None, :], mask=ok, other=0.0, cache_modifier=".cg")
+        table = tl.load(table_at + rm[None, :], mask=ok, other=0.0)
+        back = tl.load(back_at + rm, mask=rm < m, other=0.0, cache_modifier=".cg").to(tl.float32)
         products = tl.dot(message, tl.trans(table), products, input_precision=PRECISION)
-        back = pull + state.to(tl.int64) * pull_stride + at
-        back = tl.load(back, mask=at < m, other=0.0, cache_modifier=".cg").to(tl.float32)
-        linear += tl.sum(message.to(tl.float32) * back[None, :], 1)
-    wait_previous(PDL)
-    for start in range(0, m, BM):
-        at = start + rm
-        ok = k_ok[:, None] & (at < m)[None, :]
-        message = tl.load(z + pair + at[None, :], mask=ok, other=0.0, cache_modifier=".cg").to(tl.float32)
-        changed = tl.load(gram_z + pair + at[None, :], mask=ok, other=0.0).to(tl.float32)
-        quadratic += tl.sum(message * changed, 1)
+        linear = tl.sum(message.to(tl.float32) * back[None, :], 1)
+        wait_previous(PDL)
+        changed = tl.load(gram_z + pair + rm[None, :], mask=ok, other=0.0).to(tl.float32)
+        quadratic = tl.sum(message.to(tl.float32) * changed, 1)
+    else:
+        for start in range(0, m, BM):
+            at = start + rm
+            ok = k_ok[:, None] & (at < m)[None, :]
+            message = tl.load(z + pair + at[None, :], mask=ok, other=0.0, cache_modifier=".cg")
+            table = tl.load(table_at + at[None, :], mask=ok, other=0.0)
+            products = tl.dot(message, tl.trans(table), products, input_precision=PRECISION)
+            back = tl.load(back_at + at, mask=at < m, other=0.0, cache_modifier=".cg").to(tl.float32)
+            linear += tl.sum(message.to(tl.float32) * back[None, :], 1)
+        wait_previous(PDL)
+        for start in range(0, m, BM):
+            at = start + rm
+            ok = k_ok[:, None] & (at < m)[None, :]
+            message = tl.load(z + pair + at[None, :], mask=ok, other=0.0, cache_modifier=".cg").to(tl.float32)
+            changed = tl.load(gram_z + pair + at[None, :], mask=ok, other=0.0).to(tl.float32)
+            quadratic += tl.sum(message * changed, 1)
     start_next(PDL)
     scale = tl.sqrt(squares / hidden)
     refined = tl.maximum(squares + scale * (2.0 * linear + scale * quadratic), 0.0)
@@ -168,7 +181,8 @@ def transition_scores(
     batch, slots, count = candidate_ids.shape
     rows, k2, parts = batch * slots, max(16, triton.next_power_of_2(count)), scratch.unary.shape[1]
     z, wide = scratch.z, scratch.z.element_size() == 4
-    few = len(z) <= FEW_PAIRS
+    few, step = len(z) <= FEW_PAIRS, triton.next_power_of_2(m)
+    once = k2 * step <= HELD
     assert GRAM_PLAN.start != EARLY  # `_scores` reads before its wait
     _candidate_messages[(rows, parts)](
         pre, receiver_gate, anchor_ids, candidate_ids, token_table, norm_weight, lm_head, z, scratch.unary,
@@ -186,8 +200,9 @@ def transition_scores(
     _scores[(rows,)](
         squares, pull, candidate_ids, z, scratch.gram_z, scratch.unary, score_table, temperature, uniforms, scores, scratch.choices,
         scratch.soft, pre.shape[0], squares.shape[0], parts, hidden, pull.stride(0), m, count, block, eps,
-        K2=k2, BM=128 if k2 <= 32 else 64, TILES=triton.next_power_of_2(squares.shape[0]), PARTS=triton.next_power_of_2(parts),
-        PRECISION="ieee" if wide else "tf32", num_warps=4 if k2 <= 32 else 8, num_stages=1 if wide else 3,
+        K2=k2, BM=max(16, step) if once else 128 if k2 <= 32 else 64, TILES=triton.next_power_of_2(squares.shape[0]),
+        PARTS=triton.next_power_of_2(parts), ONCE=once, PRECISION="ieee" if wide else "tf32",
+        num_warps=HELD_WARPS if once else 4 if k2 <= 32 else 8, num_stages=1 if wide else 3,
         **dependent(_scores, z),
     )  # fmt: skip
     return scores

@@ -118,6 +118,25 @@ def test_float8_weights_by_their_plans(device: torch.device, dtypes: tuple[torch
         close(out, linear_reference(x, weight.float() * scales[:, None], pair=pair), dtype)
 
 
+@pytest.mark.parametrize(("rows", "warps"), [(32, 2), (32, 4), (64, 4), (128, 4)])
+def test_every_float8_number_is_widened_exactly(
+    rows: int, warps: int, device: torch.device, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """By moved bits where the GPU does it so; rows and warps decide how a weight lies in registers. One row of x picks each number."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    numbers = numbers[numbers.float().isfinite()].repeat(2)[:256].to(device)
+    weight = torch.stack([numbers.view(torch.uint8).roll(shift) for shift in range(256)]).view(torch.float8_e4m3fn)
+    for dtype in dtypes:
+        plan = Plan(rows, 16, 128, 1, warps, 3)
+        for picked in (0, 5, 254, 255):
+            x = torch.zeros(16, 256, device=device, dtype=dtype)
+            x[3, picked] = 1
+            got = poisoned(16, 256, device=device, dtype=dtype)
+            linear(x, weight, got, plan, Workspace.for_plans([(plan, 16, 256)], device))
+            assert torch.equal(got[3].float(), weight.float()[:, picked])
+            assert not got[:3].any() and not got[4:].any()
+
+
 def test_largest_keys_of_tiles(device: torch.device) -> None:
     """What selection reads: per tile the largest logit's key, of every row but the anchors'."""
     plan, rows, columns, depth, block = Plan(32, 16, 32, 1, 4, 2), 8, 72, 40, 4

@@ -45,6 +45,7 @@ def run_benchmark(request: BenchRequest, note: Callable[[str], None]) -> dict[st
     capability = _require_gpu()
     import torch
 
+    from dspine_export.runtime.bench.cells import release
     from dspine_export.runtime.bench.floor import Ceilings
     from dspine_export.runtime.bench.timing import copy_bandwidth_gb_s, gemm_tflop_s
 
@@ -53,6 +54,7 @@ def run_benchmark(request: BenchRequest, note: Callable[[str], None]) -> dict[st
     ceilings = Ceilings(copy_bandwidth_gb_s(), gemm_tflop_s())
     note(f"copy {ceilings.copy_gb_s:.0f} GB/s, GEMM {ceilings.gemm_tflop_s:.0f} TFLOP/s")
     rows = list(_rows(request, config, ceilings, capability, note))
+    release()  # what is measured next may be another process
     return {
         "what": "One draft pass, random weights, bfloat16, microseconds; see dspine-export bench",
         "device": torch.cuda.get_device_name(),

@@ -36,24 +36,23 @@ class FusedLayers:
         self._head = draft.weights.lm_head if head is None else head
         config, rows, layer = draft.config, draft.rows, draft.weights.layers[0]
         size = draft.x.element_size()
-        # Float32 rows are for comparison, whatever the weights.
-        layers_size, head_size = (w.element_size() if size == 2 else size for w in (layer.qkv, self._head))
-        attended, qkv = draft.attended.shape[1], draft.qkv.shape[1]
+        attended, qkv, plan = draft.attended.shape[1], draft.qkv.shape[1], partial(plan_for, rows, x_bytes=size)
+        layers_size, head_size = layer.qkv.element_size(), self._head.element_size()
         self.plans = {
-            "qkv": plan_for(rows, qkv, config.hidden_size, layers_size),
-            "o": plan_for(rows, config.hidden_size, attended, layers_size),
-            "gate_up": plan_for(rows, config.intermediate_size, config.hidden_size, layers_size, pair=True),
-            "down": plan_for(rows, config.hidden_size, config.intermediate_size, layers_size),
-            "lm_head": plan_for(rows, config.vocab_size, config.hidden_size, head_size),
+            "qkv": plan(qkv, config.hidden_size, layers_size),
+            "o": plan(config.hidden_size, attended, layers_size),
+            "gate_up": plan(config.intermediate_size, config.hidden_size, layers_size, pair=True),
+            "down": plan(config.hidden_size, config.intermediate_size, layers_size),
+            "lm_head": plan(config.vocab_size, config.hidden_size, head_size),
         }
         columns = {"qkv": qkv, "gate_up": config.intermediate_size, "lm_head": config.vocab_size}
         if config.transfer is not None:
             rank, message = config.transfer.rank, config.transfer.message_size
             read = rank + 3 * message if draft.folded else rank
             middle = draft.readout_of(last=False).shape[1]
-            self.plans["readout"] = plan_for(rows, middle, config.hidden_size, size)
-            self.plans["last_readout"] = plan_for(rows, read + message, config.hidden_size, size)
-            self.plans["write"] = plan_for(rows, config.hidden_size, message, size)
+            self.plans["readout"] = plan(middle, config.hidden_size, size)
+            self.plans["last_readout"] = plan(read + message, config.hidden_size, size)
+            self.plans["write"] = plan(config.hidden_size, message, size)
             columns |= {"readout": middle, "last_readout": read + message}
         wide = [(plan, rows, columns.get(name, config.hidden_size)) for name, plan in self.plans.items()]
         self.workspace = Workspace.for_plans(wide, layer.qkv.device)

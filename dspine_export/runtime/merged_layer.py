@@ -59,8 +59,8 @@ class MergedFusedLayers(FusedLayers):
         rows, size, (width, more) = draft.rows, draft.x.element_size(), (draft.x.shape[1], draft.qkv.shape[1])
         self.side = SideStream(draft.x.device)
         self.projected, self.spread = torch.empty_like(draft.qkv), draft.x.new_empty(rows, width + more)
-        narrow = draft.weights.layers[0].qkv.element_size() if size == 2 else size
-        self.plans["projections"] = plan_for(rows, more, width, narrow, beside=True)
+        layers_size = draft.weights.layers[0].qkv.element_size()
+        self.plans["projections"] = plan_for(rows, more, width, layers_size, x_bytes=size, beside=True)
         self.plans["spread"] = plan_for(rows, width + more, draft.z.shape[1], size)
         # Of their own: one product runs beside the others, the other has no part in the size of theirs.
         self._side_workspace = Workspace.for_plans([(self.plans["projections"], rows, more)], draft.x.device)

@@ -23,27 +23,40 @@ MEASURED: dict[tuple[int, int], Plan] = {
 }
 # The same of a product on a stream beside another's.
 BESIDE: dict[tuple[int, int], Plan] = {(6144, 4096): Plan(64, 16, 128, 1, 4, 4)}
-# Of float8 weights and bfloat16 rows, by the most rows.
-NARROW: dict[tuple[int, int, int], Plan] = {}
+# Of float8 weights that are widened to bfloat16: most rows, columns, depth -> plan; measured product by product.
+NARROW: dict[tuple[int, int, int], Plan] = {
+    (16, 12288, 4096): Plan(32, 16, 128, 1, 2, 6),
+    (16, 151936, 4096): Plan(64, 16, 256, 1, 2, 3),
+    (16, 4096, 12288): Plan(32, 16, 256, 4, 2, 3),
+    (16, 4096, 4096): Plan(32, 16, 256, 2, 2, 6),
+    (16, 6144, 4096): Plan(32, 16, 128, 3, 2, 3),
+    (64, 12288, 4096): Plan(64, 64, 128, 1, 4, 4),
+    (64, 151936, 4096): Plan(128, 64, 128, 1, 4, 4),
+    (64, 4096, 12288): Plan(64, 64, 256, 2, 4, 4),
+    (64, 4096, 4096): Plan(64, 64, 256, 2, 4, 4),
+    (64, 6144, 4096): Plan(64, 64, 256, 1, 4, 4),
+}
 WRITE_ROWS, WRITE_PLAN = 128, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
 
 
 def plan_for(
-    rows: int, columns: int, depth: int, element_bytes: int, *, pair: bool = False, beside: bool = False
-) -> Plan:
-    """How to cut [rows, depth] x [columns, depth]^T; `pair`: two weights of that size. element_bytes: of the weight.
+    rows: int, columns: int, depth: int, element_bytes: int, *, x_bytes: int = 0, pair: bool = False, beside: bool = False
+) -> Plan:  # fmt: skip
+    """How to cut [rows, depth] x [columns, depth]^T.
 
-    beside: the product runs on a stream of its own, where nothing precedes it that lets it start early.
+    Args:
+        element_bytes: of the weight. x_bytes: of the rows, where that is another type. pair: two weights of that size.
+        beside: the product runs on a stream of its own, where nothing precedes it that lets it start early.
     """
     if beside:
         plan = BESIDE.get((columns, depth)) if element_bytes == 2 and rows <= 16 else None
-        return replace(plan or plan_for(rows, columns, depth, element_bytes, pair=pair), start=NOT)
+        return replace(plan or plan_for(rows, columns, depth, element_bytes, x_bytes=x_bytes, pair=pair), start=NOT)
     bn = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    if element_bytes == 4:
+    if max(element_bytes, x_bytes) == 4:  # for comparison, whatever the weight
         return Plan(32, 16, 32, 1, 4, 1)
     if element_bytes == 2 and rows <= 16 and (columns, depth) in MEASURED:
         return MEASURED[columns, depth]
-    if element_bytes == 1 and (bn, columns, depth) in NARROW:
+    if (element_bytes, x_bytes) == (1, 2) and (bn, columns, depth) in NARROW:
         return NARROW[bn, columns, depth]
     if pair:
         return Plan(64, bn, 64 * (2 // element_bytes), 1, 4, 4)  # as many bytes a step

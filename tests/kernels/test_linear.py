@@ -109,7 +109,7 @@ def test_float8_weights_by_their_plans(device: torch.device, dtypes: tuple[torch
     dtype = dtypes[-1]  # of two bytes on a GPU; the plans are for these
     shapes = ((16, 64, 1040, False), (40, 72, 64, False), (5, 40, 192, True), (64, 136, 400, True))
     for rows, columns, depth, pair in shapes:
-        plan = plan_for(rows, columns, depth, 1, pair=pair)
+        plan = plan_for(rows, columns, depth, 1, x_bytes=2, pair=pair)
         x = randn(rows, depth, device=device, dtype=dtype)
         weight = torch.randn(columns * (1 + pair), depth, device=device).to(torch.float8_e4m3fn)
         scales = torch.rand(len(weight), device=device) + 0.5
@@ -137,6 +137,24 @@ def test_every_float8_number_is_widened_exactly(
             assert not got[:3].any() and not got[4:].any()
 
 
+@pytest.mark.parametrize(("rows", "columns", "depth", "pair"), [
+    (16, 6144, 4096, False), (16, 4096, 12288, False), (16, 12288, 4096, True), (64, 4096, 12288, False),
+])  # fmt: skip
+def test_measured_float8_plans(rows: int, columns: int, depth: int, pair: bool, device: torch.device) -> None:
+    """Of the shapes they were measured at."""
+    if device.type != "cuda":
+        pytest.skip("takes minutes under Triton's interpreter; runs on a GPU")
+    plan = plan_for(rows, columns, depth, 1, x_bytes=2, pair=pair)
+    x = randn(rows, depth, device=device, dtype=torch.bfloat16)
+    weight = (torch.randn(columns * (1 + pair), depth, device=device) * 0.1).to(torch.float8_e4m3fn)
+    scales = torch.rand(len(weight), device=device) / depth**0.5 + 0.01
+    workspace, out = Workspace.for_plans([(plan, rows, columns)], device), None
+    for _ in range(3):  # the counters are left as they were found
+        out = poisoned(rows, columns, device=device, dtype=torch.bfloat16)
+        linear(x, weight, out, plan, workspace, pair=pair, scales=scales)
+    close(out, linear_reference(x, weight.float() * scales[:, None], pair=pair), torch.bfloat16)
+
+
 def test_largest_keys_of_tiles(device: torch.device) -> None:
     """What selection reads: per tile the largest logit's key, of every row but the anchors'."""
     plan, rows, columns, depth, block = Plan(32, 16, 32, 1, 4, 2), 8, 72, 40, 4
@@ -155,7 +173,8 @@ def test_largest_keys_of_tiles(device: torch.device) -> None:
 def test_plans_cover_their_shapes() -> None:
     """Every share of the depth has work, whatever the shape."""
     for rows in (1, 16, 17, 40, 512):
-        for columns, depth in ((8, 8), (4096, 512), (1000, 776), (64, 4096), (151936, 4096)):
-            plan = plan_for(rows, columns, depth, 2)
-            share = ceil(ceil(depth / plan.splits) / plan.depth) * plan.depth
-            assert share * (plan.splits - 1) < depth
+        for columns, depth in ((8, 8), (4096, 512), (1000, 776), (64, 4096), (151936, 4096), (4096, 12288), (6144, 4096)):
+            for weight_bytes in (1, 2, 4):
+                plan = plan_for(rows, columns, depth, weight_bytes, x_bytes=2)
+                share = ceil(ceil(depth / plan.splits) / plan.depth) * plan.depth
+                assert share * (plan.splits - 1) < depth

@@ -51,14 +51,17 @@ def main() -> None:
         stages=not arguments.no_stages,
         seconds=arguments.seconds,
     )
-    report = run_benchmark(request, lambda line: print(line, flush=True))
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def save(report: dict[str, Any]) -> None:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    report = run_benchmark(request, lambda line: print(line, flush=True), save)
     if arguments.plugins is not None:
         try:
             add_plans(report["rows"], measured_plans(arguments))
         except subprocess.CalledProcessError as error:
             print(f"the plans are left out: tools.bench_segments ended with exit status {error.returncode}")
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        save(report)
     print(*report_lines(report), *plan_lines(report["rows"]), sep="\n")
 
 

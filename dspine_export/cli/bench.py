@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,9 +49,7 @@ def bench(
             fp8=fp8,
             seconds=seconds,
         )
-        report = run_benchmark(request, console.note)
-        if out is not None:
-            _write(out, report)
+        report = run_benchmark(request, console.note, None if out is None else partial(_write, out))
         console.result(report, report_lines(report))
 
 

@@ -30,7 +30,7 @@ def row_scales(squares, tiles, rows, at, ok, width, eps, TILES: tl.constexpr):
 
 @triton.jit
 def _linear(
-    x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales,
+    x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales, x_scales,
     rows, columns, depth, share, tiles_in, width, eps, block, squares_columns,
     PAIR: tl.constexpr, NORMED: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     LEAD: tl.constexpr, BITS: tl.constexpr,
@@ -108,6 +108,10 @@ def _linear(
         acc *= tl.load(channel_scales + rm, mask=rm < columns, other=0.0)[:, None]
         if PAIR:
             up *= tl.load(channel_scales + columns + rm, mask=rm < columns, other=0.0)[:, None]
+    if x_scales is not None:
+        acc *= tl.load(x_scales + rn, mask=row_ok, other=0.0)[None, :]
+        if PAIR:
+            up *= tl.load(x_scales + rn, mask=row_ok, other=0.0)[None, :]
     if NORMED:
         acc *= norm
     if PAIR:
@@ -170,7 +174,7 @@ def linear(
     squares: Tensor | None = None, norm_width: int = 1, eps: float = 0.0, pair: bool = False, write: bool = False,
     residual: Tensor | None = None, squares_out: Tensor | None = None, squares_columns: int | None = None,
     gain: Tensor | None = None, scaled: Tensor | None = None,
-    keys: Tensor | None = None, block: int = 1, scales: Tensor | None = None,
+    keys: Tensor | None = None, block: int = 1, scales: Tensor | None = None, x_scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """out [R, N] = epilogue(x W^T).
 
@@ -185,7 +189,8 @@ def linear(
         scaled: [R, N], receives the result times gain [N].
         keys: int64 [N*(B-1), tiles], receives for all rows but the first of every `block` the largest key of every tile
             (`dspine_kernels.topk`); out should be float32 then.
-        scales: float32, one per row of the weight, of a weight in a narrower type than x; it is widened in registers.
+        scales: float32, one per row of the weight, of a weight in float8 or a narrower type than x; it is widened in registers.
+        x_scales: float32 [R], of rows in float8.
 
     Returns:
         out.
@@ -202,7 +207,7 @@ def linear(
     step = (weight.element_size() * plan.weight_rows * (1 + pair) + x.element_size() * plan.rows) * plan.depth
     stages = stages_that_fit(x.device, plan.stages, step)
     _linear[(triton.cdiv(rows, plan.rows), plan.tiles(columns), plan.splits)](
-        x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales,
+        x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales, x_scales,
         rows, columns, depth, share, 1 if squares is None else squares.shape[0], norm_width, eps, block,
         squares_columns or columns,
         PAIR=pair, NORMED=squares is not None and not write, ADD=residual is not None, WRITE=write,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_export.checkpoint.config import TransferConfig
-from dspine_export.runtime.bench import cells, engines, loop
+from dspine_export.errors import DependencyError
+from dspine_export.model.drafter import Drafter
+from dspine_export.runtime.bench import cells, engines, loop, measure, timing
 from dspine_export.runtime.bench.floor import Ceilings, floor_us, weight_count
 from dspine_export.runtime.bench.subjects import QWEN3_8B, kinds, random_drafter
 from dspine_export.runtime.bench.table import report_lines
@@ -78,9 +81,40 @@ def test_a_cell_and_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "_free_bytes", lambda: 1000)
     rows.append(cells.measure_cell(cells.Cell("DSpine", 2, 8), drafter, pack(drafter, 64), ceilings))
     assert "GB are free" in rows[-1]["skipped"]["all"]
+    _no_memory_for_caches(monkeypatch, drafter, ceilings, dict(zip(subjects, rows[:2], strict=True)), subjects)
     header = {"device": "a clock", "torch": "2", "copy_gb_s": 1000.0, "gemm_tflop_s": 100.0}
     text = "\n".join(report_lines(json.loads(json.dumps({**header, "rows": rows}))))
     assert "DSpine adds 0 us (+0.0%) to DFlash at batch 1, context 8, by turns" in text and "lm_head" in text and "skipped" in text
+
+
+def _no_memory_for_caches(
+    monkeypatch: pytest.MonkeyPatch, drafter: Drafter, ceilings: Ceilings, rows: dict[str, cells.Row], subjects: Any
+) -> None:
+    """A cell whose cache cannot be had, alone or beside another's, is left out; the table goes on."""
+
+    def refuse(*_: object) -> None:
+        raise DependencyError("The context cache does not fit into memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "_free_bytes", lambda: 1 << 30)
+        patch.setattr(Drafter, "new_state", refuse)
+        row = cells.measure_cell(cells.Cell("DSpine", 1, 8), drafter, pack(drafter, 64), ceilings)
+        assert row["skipped"] == {"all": "out of GPU memory"} and "ours" not in row
+        again = {kind: cells.Row(found, skipped={}) for kind, found in rows.items()}
+        cells.measure_alternately(again, subjects)
+        assert again["DSpine"]["skipped"] == {"alternating": "out of GPU memory"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU")
+def test_a_report_is_saved_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_require_gpu", lambda: (9, 0))
+    monkeypatch.setattr(measure, "_rows", lambda *_: iter([[{"batch": 1}], [{"batch": 8}, {"batch": 8}]]))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a clock")
+    for name in ("copy_bandwidth_gb_s", "gemm_tflop_s"):
+        monkeypatch.setattr(timing, name, lambda: 1.0)
+    seen: list[int] = []
+    report = measure.run_benchmark(measure.BenchRequest(), lambda _: None, lambda saved: seen.append(len(saved["rows"])))
+    assert seen == [1, 3] and len(report["rows"]) == 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU")

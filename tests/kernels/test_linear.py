@@ -137,6 +137,23 @@ def test_every_float8_number_is_widened_exactly(
             assert not got[:3].any() and not got[4:].any()
 
 
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_float8_rows(pair: bool, splits: int, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Float8 times float8, with a scale for every row of both."""
+    rows, columns, depth = 70, 136, 320
+    if pair and splits > 1:
+        pytest.skip("pairs share no depth")
+    plan = Plan(64, 64, 64, splits, 4, 3)
+    x, weight = (randn(n, depth, device=device, dtype=torch.float32).to(torch.float8_e4m3fn) for n in (rows, columns * (1 + pair)))
+    x_scales, scales = (torch.rand(len(values), device=device) + 0.5 for values in (x, weight))
+    out = poisoned(rows, columns, device=device, dtype=dtypes[-1])
+    workspace = Workspace.for_plans([(plan, rows, columns)], device)
+    linear(x, weight, out, plan, workspace, pair=pair, scales=scales, x_scales=x_scales)
+    want = linear_reference(x.float() * x_scales[:, None], weight.float() * scales[:, None], pair=pair)
+    close(out, want, torch.bfloat16)
+
+
 @pytest.mark.parametrize(("rows", "columns", "depth", "pair"), [
     (16, 6144, 4096, False), (16, 4096, 12288, False), (16, 12288, 4096, True), (64, 4096, 12288, False),
 ])  # fmt: skip

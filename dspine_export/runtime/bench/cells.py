@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspine_export.errors import DependencyError
 from dspine_export.model.drafter import Drafter
 from dspine_export.model.state import DraftState
 from dspine_export.runtime.bench.floor import Ceilings, cache_bytes, floor_us
@@ -50,7 +51,7 @@ class Row(dict[str, Any]):
         """A contender that runs out of memory or fails to compile is named in `skipped`; the others go on."""
         try:
             yield
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, DependencyError):  # the latter is a cache's
             self["skipped"][name] = "out of GPU memory"
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             self["skipped"][name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
@@ -77,7 +78,10 @@ def measure_cell(cell: Cell, drafter: Drafter, packed: PackedDrafter, ceilings: 
             f"the cache and the pass need {(held + 3 * logits) / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
         )
         return row
-    state, anchors = _random_state(cell, drafter)
+    with row.measuring("all"):
+        state, anchors = _random_state(cell, drafter)
+    if "all" in row["skipped"]:
+        return row
     with row.measuring("ours"):
         tokens = _ours(cell, row, packed, state, anchors, drafter)
         if cell.naive:

@@ -36,8 +36,13 @@ class BenchRequest:
     seconds: float = 1800.0
 
 
-def run_benchmark(request: BenchRequest, note: Callable[[str], None]) -> dict[str, Any]:
+def run_benchmark(
+    request: BenchRequest, note: Callable[[str], None], save: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """The report, JSON-ready: ceilings, shapes, and `rows` (see `cells.Row`).
+
+    Args:
+        save: given the report so far after every batch size, so that a run which is cut short leaves what it measured.
 
     Raises:
         DependencyError: no GPU, or none that runs our kernels. CheckpointError: an unfit source.
@@ -53,17 +58,21 @@ def run_benchmark(request: BenchRequest, note: Callable[[str], None]) -> dict[st
     config = _config(request.source)
     ceilings = Ceilings(copy_bandwidth_gb_s(), gemm_tflop_s())
     note(f"copy {ceilings.copy_gb_s:.0f} GB/s, GEMM {ceilings.gemm_tflop_s:.0f} TFLOP/s")
-    rows = list(_rows(request, config, ceilings, capability, note))
-    release()  # what is measured next may be another process
-    return {
+    report: dict[str, Any] = {
         "what": "One draft pass, random weights, bfloat16, microseconds; see dspine-export bench",
         "device": torch.cuda.get_device_name(),
         "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__,
         "shapes": {key: value for key, value in asdict(config).items() if key in _SHAPES},
         **asdict(ceilings),
-        "rows": rows,
+        "rows": [],
     }
+    for rows in _rows(request, config, ceilings, capability, note):
+        report["rows"] += rows
+        if save is not None:
+            save(report)
+    release()  # what is measured next may be another process
+    return report
 
 
 _SHAPES = (
@@ -109,7 +118,8 @@ def _rows(
     ceilings: Any,
     capability: tuple[int, int],
     note: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one context and batch size after another."""
     from dspine_export.runtime.bench import cells
     from dspine_export.runtime.bench.loop import round_us
     from dspine_export.runtime.bench.subjects import kinds, random_drafter
@@ -126,9 +136,8 @@ def _rows(
         compile_too = first and request.naive and batch in request.compile_batches
         stages, fp8 = request.stages and first, request.fp8 and first
         if time.monotonic() > deadline:
-            yield from (
-                cells.Row(kind=kind, batch=batch, context=context, skipped={"all": "out of time"}) for kind in subjects
-            )
+            late = {"batch": batch, "context": context, "skipped": {"all": "out of time"}}
+            yield [cells.Row(kind=kind, **late) for kind in subjects]
             continue
         rows = {}
         for kind, (drafter, packed) in subjects.items():
@@ -144,7 +153,7 @@ def _rows(
         cells.measure_alternately(rows, subjects)
         for row in rows.values():
             note(row_line(row))
-        yield from rows.values()
+        yield list(rows.values())
 
 
 def _engine(source: Path | None, capability: tuple[int, int], note: Callable[[str], None]) -> Any:

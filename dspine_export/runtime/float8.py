@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from dspine_kernels.linear import Workspace, linear, rounded_plan
 from dspine_kernels.rows import round_rows
 from torch import Tensor
 
@@ -33,14 +34,22 @@ def rounded(weight: Tensor, scales: Tensor) -> Tensor:
 def scaled_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
     """out [R, N] = (x x_scales) (weight scales)^T for x [R, K], weight [N, K] in e4m3, scales float32 [R] and [N].
 
-    The vendor's product takes bfloat16 results and sizes in multiples of 16; others are widened first, which is slow.
+    Ours where it measured faster than the vendor's, which takes bfloat16 results and sizes in multiples of 16; others are widened first,
+    which is slow.
     """
-    if out.is_cuda and out.dtype == torch.bfloat16 and not weight.shape[0] % 16 and not weight.shape[1] % 16:
-        torch._scaled_mm(
-            x, weight.T, scale_a=x_scales[:, None], scale_b=scales[None, :], out_dtype=out.dtype, use_fast_accum=True, out=out
-        )  # fmt: skip
-    else:
+    if not out.is_cuda or out.dtype != torch.bfloat16 or weight.shape[0] % 16 or weight.shape[1] % 16:
         out.copy_((x.float() * x_scales[:, None]) @ (weight.float() * scales[:, None]).T)
+    elif (plan := rounded_plan(*out.shape)) is not None:
+        linear(x, weight, out, plan, Workspace(out, out), scales=scales, x_scales=x_scales)  # depth not shared: no workspace
+    else:
+        vendor_product(x, x_scales, weight, scales, out)
+
+
+def vendor_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
+    """The same by torch's library, for its types and sizes."""
+    torch._scaled_mm(
+        x, weight.T, scale_a=x_scales[:, None], scale_b=scales[None, :], out_dtype=out.dtype, use_fast_accum=True, out=out
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspine_export.runtime.float8 import quantise, scaled_product
+from dspine_export.runtime.float8 import quantise, scaled_product, vendor_product
 from dspine_export.vllm.fused_messages import skinny_plan
 
 SWITCH, DEFAULT = "DSPINE_VLLM_NARROW_HEAD", "1"  # 0: candidates by the head alone
@@ -73,7 +73,7 @@ def _suits(weight: Tensor) -> bool:
         return False
     values, scales = quantise(weight[:16])
     try:
-        _product(values, scales, values, scales)
+        vendor_product(values, scales, values, scales, weight.new_empty(16, 16))
     except RuntimeError:
         return False
     return True

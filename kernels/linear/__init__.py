@@ -1,6 +1,6 @@
 """Products of a few rows with large weights, epilogues fused."""
 
-from dspine_kernels.linear.choice import FEW_ROWS, WRITE_PLAN, WRITE_ROWS, plan_for
+from dspine_kernels.linear.choice import FEW_ROWS, WRITE_PLAN, WRITE_ROWS, plan_for, rounded_plan
 from dspine_kernels.linear.kernel import Plan, Workspace, linear
 from dspine_kernels.linear.reference import linear_reference
 
@@ -13,4 +13,5 @@ __all__ = [
     "linear",
     "linear_reference",
     "plan_for",
+    "rounded_plan",
 ]

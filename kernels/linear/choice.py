@@ -66,3 +66,19 @@ def plan_for(
     while splits > 1 and triton.cdiv(triton.cdiv(depth, splits), 256) * 256 * (splits - 1) >= depth:
         splits -= 1
     return Plan(64, bn, 256, splits, 4, 3)
+
+
+ROUNDED_ROWS, ROUNDED_PROGRAMS = 256, 128
+
+
+def rounded_plan(rows: int, columns: int) -> Plan | None:
+    """How to cut a product of float8 rows with a float8 weight where ours beats the vendor's: one wave of programs. None: nowhere else.
+
+    With scales by row and column, at Qwen3-8B's shapes and 128 rows: 8, 10 and 21 us for 4096 x 4096, 6144 x 4096 and 4096 x 12288, the
+    vendor's 19, 14 and 32; at 256 rows 10 and 24 for the first and last, 14 and 33.
+    """
+    tiles = triton.cdiv(columns, 64)
+    for rows_each in (64, 128):
+        if rows <= ROUNDED_ROWS and tiles * triton.cdiv(rows, rows_each) <= ROUNDED_PROGRAMS:
+            return Plan(64, rows_each, 256, 1, 4, 4)
+    return None

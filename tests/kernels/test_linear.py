@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_kernels.dependent import EARLY
-from dspine_kernels.linear import Plan, Workspace, linear, linear_reference, plan_for
+from dspine_kernels.linear import Plan, Workspace, linear, linear_reference, plan_for, rounded_plan
 from dspine_kernels.topk import select_candidates
 from torch import Tensor
 
@@ -195,3 +195,12 @@ def test_plans_cover_their_shapes() -> None:
                 plan = plan_for(rows, columns, depth, weight_bytes, x_bytes=2)
                 share = ceil(ceil(depth / plan.splits) / plan.depth) * plan.depth
                 assert share * (plan.splits - 1) < depth
+
+
+def test_float8_rows_are_cut_into_one_wave() -> None:
+    """Ours where programs are about as many as multiprocessors, the vendor's elsewhere."""
+    found = {(rows, columns): rounded_plan(rows, columns) for rows in (16, 128, 160, 256, 512) for columns in (4096, 6144, 24576)}
+    assert {key for key, plan in found.items() if plan is None} == {
+        (160, 6144), (256, 6144), *((rows, 24576) for rows in (16, 128, 160, 256)), *((512, columns) for columns in (4096, 6144, 24576))
+    }  # fmt: skip
+    assert found[128, 4096] == Plan(64, 64, 256, 1, 4, 4) and found[256, 4096] == Plan(64, 128, 256, 1, 4, 4)

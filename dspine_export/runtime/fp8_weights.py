@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from dspine_kernels.linear import FEW_ROWS
+from dspine_kernels.linear import FEW_NARROW_ROWS
 from dspine_kernels.topk import top_candidates
 from torch import Tensor
 
@@ -170,5 +170,5 @@ class ManyFp8Pass(DraftPass):
 
 def fp8_pass(config: DrafterConfig, weights: RoundedDrafter, cache: CacheView, batch: int) -> DraftPass:
     """The pass for `batch` sequences, by its number of rows. Float32 is for comparison: everything rounded."""
-    few = batch * config.block_size <= FEW_ROWS and weights.few.embed_tokens.element_size() == 2
+    few = batch * config.block_size <= FEW_NARROW_ROWS and weights.few.embed_tokens.element_size() == 2
     return (FewFp8Pass if few else ManyFp8Pass)(config, weights, cache, batch)

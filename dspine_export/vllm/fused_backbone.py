@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from dspine_kernels.attention import store_context
-from dspine_kernels.linear import FEW_ROWS
+from dspine_kernels.linear import FEW_NARROW_ROWS, FEW_ROWS
 from torch import Tensor
 
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
@@ -69,14 +69,15 @@ class FusedBackbone:
     Args:
         backbone: vLLM's module; `fused_support.obstacle` found nothing against it.
         requests: most requests of a pass. longest: positions that a request can reach.
-        few: most rows of our own products; measured.
+        few: most rows of our own products; None: as measured.
     """
 
-    def __init__(self, backbone: Any, requests: int, longest: int, few: int = FEW_ROWS) -> None:
+    def __init__(self, backbone: Any, requests: int, longest: int, few: int | None = None) -> None:
         self._backbone, self._requests = backbone, requests
-        self.geometry = Geometry(
-            backbone.drafter, packed_views(backbone), backbone.block, longest, few, scales_of(backbone)
-        )
+        scales = scales_of(backbone)
+        if few is None:
+            few = FEW_NARROW_ROWS if scales else FEW_ROWS
+        self.geometry = Geometry(backbone.drafter, packed_views(backbone), backbone.block, longest, few, scales)
         self._context = ContextProjection.of(backbone, self.geometry)
         static = min(max(requests * backbone.block, few), max(MOST_STATIC_ROWS, few))
         self._buffers = Buffers(self.geometry, static)

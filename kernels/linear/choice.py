@@ -9,6 +9,7 @@ from dspine_kernels.dependent import EARLY, NOT
 from dspine_kernels.linear.kernel import Plan
 
 FEW_ROWS = 64  # most rows of two-byte values for which these products beat the vendor's
+FEW_NARROW_ROWS = 16  # the same by float8 weights: more rows are rounded sooner than the weights are widened
 PROGRAMS = 128  # about one a multiprocessor: further shares of the depth cost more than they hide
 # Up to 16 rows of bfloat16: columns, depth -> plan.
 MEASURED: dict[tuple[int, int], Plan] = {
@@ -23,18 +24,13 @@ MEASURED: dict[tuple[int, int], Plan] = {
 }
 # The same of a product on a stream beside another's.
 BESIDE: dict[tuple[int, int], Plan] = {(6144, 4096): Plan(64, 16, 128, 1, 4, 4)}
-# Of float8 weights that are widened to bfloat16: most rows, columns, depth -> plan; measured product by product.
-NARROW: dict[tuple[int, int, int], Plan] = {
-    (16, 12288, 4096): Plan(32, 16, 128, 1, 2, 6),
-    (16, 151936, 4096): Plan(64, 16, 256, 1, 2, 3),
-    (16, 4096, 12288): Plan(32, 16, 256, 4, 2, 3),
-    (16, 4096, 4096): Plan(32, 16, 256, 2, 2, 6),
-    (16, 6144, 4096): Plan(32, 16, 128, 3, 2, 3),
-    (64, 12288, 4096): Plan(64, 64, 128, 1, 4, 4),
-    (64, 151936, 4096): Plan(128, 64, 128, 1, 4, 4),
-    (64, 4096, 12288): Plan(64, 64, 256, 2, 4, 4),
-    (64, 4096, 4096): Plan(64, 64, 256, 2, 4, 4),
-    (64, 6144, 4096): Plan(64, 64, 256, 1, 4, 4),
+# Up to 16 rows of bfloat16 by float8 weights, which are widened.
+NARROW: dict[tuple[int, int], Plan] = {
+    (6144, 4096): Plan(32, 16, 128, 3, 2, 3),
+    (12288, 4096): Plan(32, 16, 128, 1, 2, 6),
+    (4096, 12288): Plan(32, 16, 256, 4, 2, 3),
+    (4096, 4096): Plan(32, 16, 256, 2, 2, 6),
+    (151936, 4096): Plan(64, 16, 256, 1, 2, 3),
 }
 WRITE_ROWS, WRITE_PLAN = 128, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
 
@@ -54,10 +50,9 @@ def plan_for(
     bn = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if max(element_bytes, x_bytes) == 4:  # for comparison, whatever the weight
         return Plan(32, 16, 32, 1, 4, 1)
-    if element_bytes == 2 and rows <= 16 and (columns, depth) in MEASURED:
-        return MEASURED[columns, depth]
-    if (element_bytes, x_bytes) == (1, 2) and (bn, columns, depth) in NARROW:
-        return NARROW[bn, columns, depth]
+    measured = MEASURED if element_bytes == 2 else NARROW if (element_bytes, x_bytes) == (1, 2) else {}
+    if rows <= 16 and (columns, depth) in measured:
+        return measured[columns, depth]
     if pair:
         return Plan(64, bn, 64 * (2 // element_bytes), 1, 4, 4)  # as many bytes a step
     if columns > 64 * 1024:

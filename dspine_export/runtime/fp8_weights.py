@@ -27,6 +27,7 @@ from dspine_export.runtime.merged_layer import MergedFusedLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.rounded_layer import RoundedLayers
+from dspine_export.runtime.summed_layer import SummedFusedLayers
 
 LAYER = ("qkv", "o", "gate_up", "down")
 INJECTION = ("readout", "write")
@@ -155,7 +156,7 @@ class FewFp8Pass(DraftPass):
         super().__init__(config, weights.few, cache, batch, fused=True, form=form)
 
     def _layers(self, *, fused: bool) -> FusedLayers:
-        layers = MergedFusedLayers if self.form == "merged" else FusedLayers
+        layers = {"merged": MergedFusedLayers, "summed": SummedFusedLayers}.get(self.form, FusedLayers)
         return layers(self, self._rounded.scales, self._rounded.head)
 
 

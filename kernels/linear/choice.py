@@ -33,6 +33,7 @@ NARROW: dict[tuple[int, int], Plan] = {
     (151936, 4096): Plan(64, 16, 256, 1, 2, 3),
 }
 WRITE_ROWS, WRITE_PLAN = 128, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
+SPREAD_PLAN = Plan(64, 128, 128, 1, 4, 3)  # the other writes of as many, with their effect on the projections; not measured
 
 
 def plan_for(

@@ -48,7 +48,8 @@ def _normed_rotated(
 @triton.jit
 def _attend(
     qkv, added, squares, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
-    length_stride, angle_stride, last_angle, table_stride, row_stride, added_stride, tiles, rows, width, sequence_stride, head_stride, column_stride,
+    length_stride, angle_stride, last_angle, table_stride, row_stride, added_stride, tiles, rows, width,
+    sequence_stride, head_stride, column_stride,
     eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,

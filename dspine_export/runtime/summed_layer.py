@@ -100,7 +100,7 @@ class SummedFusedLayers(FusedLayers):
         return [*steps, *self._injection(layers[-1], following[-1], last=True), *self._candidates_of_head()]
 
     def _summed(self, index: int, layer: PackedLayer, following: PackedLayer) -> list[Step]:
-        draft, target = self.draft, self.draft.readout_of(last=False)
+        target = self.draft.readout_of(last=False)
         read, spread, (before, after) = layer.folded, layer.spread, self._states[index : index + 2]
         assert read is not None and spread is not None
         project: Any = partial(

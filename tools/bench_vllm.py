@@ -73,6 +73,7 @@ RATIOS = [(f"{over}({length})", f"{base}(3.77)") for over, length, base in (
     ("dspine-fp8", 4.82, "dflash-fp8"), ("dspine-fp8", 3.77, "dflash-fp8"),
     ("dflash-fp8", 3.77, "dflash"),
 )]  # fmt: skip
+FIGURES = ("tokens_per_s", "tokens_per_s_at_length", "decode_tokens_per_s")
 # Multiples of one request's rows up to the largest batch, and single rows for the target alone.
 CAPTURE_SIZES = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(640, 1025, 128)]
 
@@ -144,7 +145,7 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
         if length is not None:
             set_synthetic_length(model_runner(llm), length)
         for batch in a.batches:
-            row = {"batch": batch, "synthetic_length": length} | measure_batch(llm, batch, a)
+            row = {"batch": batch, "synthetic_length": length} | measure_batch(llm, batch, length, a)
             print(name, row, flush=True)
             result["rows"].append(row)
             write(a.out / f"{name}.json", result)
@@ -159,8 +160,8 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def measure_batch(llm: Any, batch: int, a: argparse.Namespace) -> dict[str, Any]:
-    """The best run of a batch, and what its prefill takes; every run is a turn."""
+def measure_batch(llm: Any, batch: int, length: float | None, a: argparse.Namespace) -> dict[str, Any]:
+    """The best run of a batch, what its prefill takes, and what all runs say of the nominal acceptance length; every run is a turn."""
 
     def run(seed: int, tokens: int) -> Timed:
         with turn(a.turns):
@@ -169,11 +170,25 @@ def measure_batch(llm: Any, batch: int, a: argparse.Namespace) -> dict[str, Any]
     runs = [run(100 * batch + repeat, a.tokens) for repeat in range(a.repeats + (batch == 1))]
     best = max(runs, key=lambda one: one.tokens_per_s)
     prefill = min(run(5000 * batch + repeat, 1).seconds for repeat in range(2))
-    return {
+    row = {
         "acceptance_length": best.acceptance_length, "tokens_per_s": round(best.tokens_per_s, 1),
-        "all": [round(one.tokens_per_s, 1) for one in runs],
+        "all": [round(one.tokens_per_s, 1) for one in runs], "lengths": [one.acceptance_length for one in runs],
         "prefill_s": round(prefill, 4), "decode_tokens_per_s": round((best.tokens - batch) / (best.seconds - prefill), 1),
     }  # fmt: skip
+    return row if length is None else row | at_length(runs, batch, prefill, length)
+
+
+def at_length(runs: list[Timed], batch: int, prefill: float, length: float) -> dict[str, float]:
+    """Milliseconds of a step over all runs, and the tokens per second that it makes at exactly that acceptance length.
+
+    Synthetic acceptance is drawn: over the few hundred steps of a run the realised length is off by a percent or so, which is as much as
+    the engines differ.
+    """
+    steps = [(one.tokens - batch) / batch / one.acceptance_length for one in runs if one.acceptance_length]
+    step = sum(one.seconds - prefill for one in runs) / sum(steps)
+    tokens = runs[0].tokens
+    seconds = prefill + (tokens - batch) / batch / length * step
+    return {"step_ms": round(1e3 * step, 3), "tokens_per_s_at_length": round(tokens / seconds, 1)}
 
 
 def prompts_of(batch: int, seed: int, a: argparse.Namespace) -> list[dict[str, list[int]]]:
@@ -234,7 +249,7 @@ def machine() -> dict[str, Any]:
 
 def table(folder: Path) -> str:
     """Tokens per second by batch, with and without the prefill, and DSpine over DFlash; also written as table.json."""
-    tables = {figure: _figure_table(folder, figure) for figure in ("tokens_per_s", "decode_tokens_per_s")}
+    tables = {figure: _figure_table(folder, figure) for figure in FIGURES}
     write(folder / "table.json", tables)
     return json.dumps(tables, indent=1)
 

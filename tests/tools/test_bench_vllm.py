@@ -9,7 +9,7 @@ import pytest
 
 from dspine_export.checkpoint.parse_config import parse_config
 from tools import bench_vllm, bench_vllm_pair
-from tools.vllm_engine import random_prompts
+from tools.vllm_engine import Timed, random_prompts
 
 EXAMPLE = Path(__file__).parents[2] / "recipes/example/drafter"
 
@@ -37,6 +37,16 @@ def test_table_relates_dspine_to_dflash(tmp_path: Path) -> None:
     assert ratios == {
         "dspine-fp8(4.82) / dflash(3.77)": 1.32, "dspine-fp8(4.82) / dflash-fp8(3.77)": 1.2, "dflash-fp8(3.77) / dflash(3.77)": 1.1,
     }  # fmt: skip
+
+
+def test_what_was_drawn_is_taken_out() -> None:
+    """Two runs of 2 requests at 10 ms a step, whose realised lengths lie around the nominal one."""
+    prefill, step, runs = 0.5, 0.01, []
+    for length in (3.5, 4.5):
+        seconds = prefill + 100 / length * step
+        runs.append(Timed(seconds, tokens=202, acceptance_length=length, outputs=[]))
+    found = bench_vllm.at_length(runs, 2, prefill, 4.0)
+    assert found == {"step_ms": 10.0, "tokens_per_s_at_length": round(202 / (prefill + 25 * step), 1)}
 
 
 def test_pair_table_counts_equal_outputs(tmp_path: Path) -> None:

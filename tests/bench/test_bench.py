@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from dspine_export.runtime.bench.subjects import QWEN3_8B, kinds, random_drafter
 from dspine_export.runtime.bench.table import report_lines
 from dspine_export.runtime.packed_weights import pack
 from dspine_export.runtime.torch_executor import TorchExecutor
+from tools import compare_forms
 from tools.plot_bench import with_repeats
 
 TINY = replace(
@@ -122,6 +124,21 @@ def test_a_round_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "ROUNDS", 1)
     monkeypatch.setattr(loop, "SAMPLES", 1)
     assert loop.round_us(random_drafter(TINY, torch.float32, "cpu"), batch=2, context=4) > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU")
+def test_forms_are_compared_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([4.0, 5.0, 4.4] * 2)
+    monkeypatch.setattr(compare_forms, "capture", lambda work: work())
+    monkeypatch.setattr(compare_forms, "replay_us", lambda *_, **__: next(times))
+    subjects = {kind: (random_drafter(config, torch.float32, "cpu"),) for kind, config in kinds(TINY).items()}
+    packed = {kind: (found[0], pack(found[0], 64, merged=kind == "DSpine")) for kind, found in subjects.items()}
+    arguments = Namespace(context=8, forms=["plain", "summed"], samples=2, inner=1)
+    assert compare_forms.measure_batch(arguments, 1, packed, {}) == {
+        "DFlash": {"us": 4.0, "over_dflash_percent": 0.0},
+        "plain": {"us": 5.0, "over_dflash_percent": 25.0, "equal_tokens": "1 of 1"},
+        "summed": {"us": 4.4, "over_dflash_percent": 10.0, "equal_tokens": "1 of 1"},
+    }
 
 
 def test_a_figure_takes_what_was_measured_again() -> None:

@@ -103,9 +103,9 @@ def measure_alternately(rows: dict[str, Row], subjects: dict[str, tuple[Drafter,
     last = next(reversed(rows.values()))
     with last.measuring("alternating"):
         graphs = {}
+        drafter = next(iter(subjects.values()))[0]  # the others attend the same cache: at its longest there is no room for two
+        state, anchors = _random_state(Cell(last["kind"], last["batch"], last["context"]), drafter)
         for kind, (drafter, packed) in subjects.items():
-            cell = Cell(kind, rows[kind]["batch"], rows[kind]["context"])
-            state, anchors = _random_state(cell, drafter)
             draft = DraftPass(drafter.config, packed, CacheView(state.keys, state.values, state.lengths))
             draft.anchor_ids.copy_(anchors)
             graphs[kind] = capture(draft.launch), draft  # the pass owns the graph's buffers

@@ -42,6 +42,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.plugins is not None and arguments.source is None:
         parser.error("--plugins needs --source, the drafter checkpoint whose plans are measured")
+    if min(*arguments.batches, *arguments.contexts, *arguments.plan_batches) < 1:
+        parser.error("batches and contexts are positive numbers")
+    if not arguments.out.parent.is_dir():
+        parser.error(f"--out: {arguments.out.parent} is not a directory")
     request = BenchRequest(
         source=arguments.source,
         batches=tuple(arguments.batches),

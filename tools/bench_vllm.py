@@ -175,7 +175,7 @@ def measure_batch(llm: Any, batch: int, length: float | None, a: argparse.Namesp
         "all": [round(one.tokens_per_s, 1) for one in runs], "lengths": [one.acceptance_length for one in runs],
         "prefill_s": round(prefill, 4), "decode_tokens_per_s": round((best.tokens - batch) / (best.seconds - prefill), 1),
     }  # fmt: skip
-    return row if length is None else row | at_length(runs, batch, prefill, length)
+    return row if length is None else row | at_length(runs[-a.repeats :], batch, prefill, length)  # less the first of a single request
 
 
 def at_length(runs: list[Timed], batch: int, prefill: float, length: float) -> dict[str, float]:
@@ -184,9 +184,12 @@ def at_length(runs: list[Timed], batch: int, prefill: float, length: float) -> d
     Synthetic acceptance is drawn: over the few hundred steps of a run the realised length is off by a percent or so, which is as much as
     the engines differ.
     """
-    steps = [(one.tokens - batch) / batch / one.acceptance_length for one in runs if one.acceptance_length]
-    step = sum(one.seconds - prefill for one in runs) / sum(steps)
-    tokens = runs[0].tokens
+    drafted = [one for one in runs if one.acceptance_length and one.tokens > batch]
+    if not drafted:
+        return {}
+    steps = sum((one.tokens - batch) / batch / (one.acceptance_length or 1) for one in drafted)
+    step = sum(one.seconds - prefill for one in drafted) / steps
+    tokens = drafted[0].tokens
     seconds = prefill + (tokens - batch) / batch / length * step
     return {"step_ms": round(1e3 * step, 3), "tokens_per_s_at_length": round(tokens / seconds, 1)}
 
@@ -273,6 +276,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     a = parse_arguments(argv)
     if a.table is not None:
+        if not a.table.is_dir():
+            raise SystemExit(f"bench_vllm: error: --table {a.table} is not a directory")
         print(table(a.table))
         return 0
     if a.out is None:

@@ -137,4 +137,7 @@ def _compare(one: Round, wanted: DraftOutput, lm_head: Tensor, found: Agreement)
         index = candidates[slot].index(token)
         logits[candidates[slot]] = float("-inf")
         fallen = float((among[best] - logits.max()) / among.std())
-        found.margins.append(min(float((row[best] - row[index]) / row.std()), fallen))
+        others = row.clone()
+        others[best] = float("-inf")
+        behind = float((others.max() - row[index]) / row.std())  # the engine's choice must be the best of what would have been left
+        found.margins.append(min(float((row[best] - row[index]) / row.std()), max(fallen, behind)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from functools import partial
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +39,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time a draft pass against its floor: naive graph, torch.compile, our kernels, the engine; DFlash and DSpine. Needs a GPU."""
-    with command(as_json=as_json) as console:
+    report_file = None if out is None else _ReportFile(out)
+    with command(as_json=as_json, left=lambda: report_file.remains() if report_file else None) as console:
         from dspine_export.runtime.bench.measure import BenchRequest, run_benchmark
         from dspine_export.runtime.bench.table import report_lines
 
@@ -47,9 +52,11 @@ def bench(
             compile_batches=_numbers("--compile-batches", compile_batches) if compile_batches else (),
             stages=stages,
             fp8=fp8,
-            seconds=seconds,
+            seconds=_duration(seconds),
         )
-        report = run_benchmark(request, console.note, None if out is None else partial(_write, out))
+        if report_file is not None:
+            report_file.probe()
+        report = run_benchmark(request, console.note, None if report_file is None else report_file.write)
         console.result(report, report_lines(report))
 
 
@@ -57,15 +64,57 @@ def _numbers(where: str, text: str) -> tuple[int, ...]:
     from dspine_export.errors import UsageError
 
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= 1 << 20 for part in parts):
-        raise UsageError("Not a list of sizes", where=where, got=text, expected="positive numbers with commas between")
+    if not all(part.isdecimal() and len(part) <= 7 and 0 < int(part) <= 1 << 20 for part in parts):
+        got = text if len(text) <= 80 else f"{text[:77]}..."
+        raise UsageError("Not a list of sizes", where=where, got=got, expected="positive numbers with commas between")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _write(path: Path, report: dict[str, object]) -> None:
-    from dspine_export.errors import OutputError
+def _duration(seconds: float) -> float:
+    from dspine_export.errors import UsageError
 
-    try:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError("The report cannot be written", where=path, got=error.strerror) from error
+    if not seconds > 0:
+        raise UsageError("Not a duration", where="--seconds", got=seconds, expected="more than 0")
+    return seconds
+
+
+class _ReportFile:
+    """The report on disk, replaced whole every time it has grown; special files are written to as they are."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._written = path, False
+
+    def remains(self) -> str | None:
+        """What is there if the command ends now."""
+        return f"what was measured so far is in {self._path}" if self._written else None
+
+    def probe(self) -> None:
+        """Raises OutputError where a report could not be written, an hour before it would be."""
+        with self._named():
+            if self._path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "is a directory")
+            with tempfile.NamedTemporaryFile(dir=self._path.parent):
+                pass
+
+    def write(self, report: dict[str, object]) -> None:
+        text = json.dumps(report, indent=1) + "\n"
+        with self._named():
+            if self._path.exists() and not self._path.is_file():
+                self._path.write_text(text, encoding="utf-8")
+                return
+            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+            try:
+                beside.write_text(text, encoding="utf-8")
+                os.replace(beside, self._path)
+            finally:
+                beside.unlink(missing_ok=True)
+        self._written = True
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        from dspine_export.errors import OutputError
+
+        try:
+            yield
+        except OSError as error:
+            raise OutputError("The report cannot be written", where=self._path, got=error.strerror) from error

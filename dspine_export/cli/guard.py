@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,11 +19,14 @@ EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 @contextmanager
-def command(*, as_json: bool = False) -> Iterator[Console]:
+def command(*, as_json: bool = False, left: Callable[[], str | None] = lambda: None) -> Iterator[Console]:
     """Run a command's body with a console; leaves by SystemExit when it failed.
 
     A `DspineError` prints its explanation and exits with its own code. Anything else is ours: exit 1, one line, and the traceback in a
     file (on stderr with ``--debug``). Interrupts exit 130.
+
+    Args:
+        left: what an interrupted command leaves, in words; None: nothing.
     """
     console = Console(as_json=as_json)
     try:
@@ -32,9 +35,8 @@ def command(*, as_json: bool = False) -> Iterator[Console]:
     except DspineError as error:
         raise SystemExit(_explained(console, error)) from None
     except KeyboardInterrupt:
-        console.failure(
-            EXIT_INTERRUPTED, "Interrupted", {"what": "interrupted"}, "interrupted; no partial output is left behind"
-        )
+        remains = left() or "no partial output is left behind"
+        console.failure(EXIT_INTERRUPTED, "Interrupted", {"what": "interrupted"}, f"interrupted; {remains}")
         raise SystemExit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -34,8 +34,8 @@ def rounded(weight: Tensor, scales: Tensor) -> Tensor:
 def scaled_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
     """out [R, N] = (x x_scales) (weight scales)^T for x [R, K], weight [N, K] in e4m3, scales float32 [R] and [N].
 
-    Ours where it measured faster than the vendor's, which takes bfloat16 results and sizes in multiples of 16; others are widened first,
-    which is slow.
+    Ours where `rounded_plan` has a plan, else the vendor's. Both take bfloat16 results and sizes in multiples of 16; others are widened
+    first, which is slow.
     """
     if not out.is_cuda or out.dtype != torch.bfloat16 or weight.shape[0] % 16 or weight.shape[1] % 16:
         out.copy_((x.float() * x_scales[:, None]) @ (weight.float() * scales[:, None]).T)

@@ -84,7 +84,7 @@ def context_weights(packed: PackedDrafter) -> PackedDrafter:
     """What an append reads, copied so that the unrounded matrices of the layers can be freed."""
 
     def kept(layer: PackedLayer) -> PackedLayer:
-        nothing = layer.o[:0, :0]
+        nothing = layer.o.new_empty(0, 0)  # a view would keep the matrix
         return replace(
             layer,
             qkv=layer.context.clone(),

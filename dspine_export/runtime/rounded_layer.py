@@ -1,4 +1,4 @@
-"""A decoder layer of many rows in float8: the vendor's products, and between them the kernels that round what the next one reads.
+"""A decoder layer of many rows in float8: products as `float8.scaled_product` chooses them, and kernels that round what the next one reads.
 
 Rounded are qkv, o, gate_up and down, weights and activations. The injection is the unrounded one of `vendor_layer`.
 """

@@ -110,7 +110,7 @@ class _Many(VendorLayers):
 
 
 class _ManyRounded(RoundedLayers, _Many):
-    """Many rows: the vendor's products in float8."""
+    """Many rows in float8."""
 
     def steps(self) -> list[Step]:
         """All layers; the last one's state is left before its injection."""

@@ -85,6 +85,7 @@ def _attend(
     if SUM:
         q_added = added + (n * block + slot).to(tl.int64) * added_stride + head * DIM
         inverse = row_scales(squares, tiles, rows, n * block + rb, rb < block, width, eps, TILES)
+        inverse = tl.where(rb < block, inverse, 0.0)
     spread = tl.reshape(tl.broadcast_to(inverse[None, :], (BQ // BB, BB)), (BQ,))
     angle = tl.minimum(length + slot, last_angle)
     q = _normed_rotated(

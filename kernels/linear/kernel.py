@@ -198,7 +198,7 @@ def linear(
         scaled: [R, N], receives the result times gain [N].
         keys: int64 [N*(B-1), tiles], receives for all rows but the first of every `block` the largest key of every tile
             (`dspine_kernels.topk`); out should be float32 then.
-        scales: float32, one per row of the weight, of a weight in float8 or a narrower type than x; it is widened in registers.
+        scales: float32, one per row of the weight, of a weight in float8, which is widened in registers where x is not float8 too.
         x_scales: float32 [R], of rows in float8.
         rest: [R, N - S], receives the columns from S = squares_columns on, with nothing added; out and residual are [R, S] then, and
             squares_out holds as many tiles as S takes. Without gain and keys.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_export.checkpoint.config import TransferConfig
+from dspine_export.cli.main import main
 from dspine_export.errors import DependencyError
 from dspine_export.model.drafter import Drafter
 from dspine_export.runtime.bench import cells, engines, loop, measure, timing
@@ -95,7 +97,7 @@ def _no_memory_for_caches(
     """A cell whose cache cannot be had, alone or beside another's, is left out; the table goes on."""
 
     def refuse(*_: object) -> None:
-        raise DependencyError("The context cache does not fit into memory")
+        raise DependencyError("The context cache does not fit into memory") from torch.OutOfMemoryError()
 
     with monkeypatch.context() as patch:
         patch.setattr(cells, "_free_bytes", lambda: 1 << 30)
@@ -114,9 +116,60 @@ def test_a_report_is_saved_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a clock")
     for name in ("copy_bandwidth_gb_s", "gemm_tflop_s"):
         monkeypatch.setattr(timing, name, lambda: 1.0)
-    seen: list[int] = []
-    report = measure.run_benchmark(measure.BenchRequest(), lambda _: None, lambda saved: seen.append(len(saved["rows"])))
-    assert seen == [1, 3] and len(report["rows"]) == 3
+    seen: list[tuple[int, bool]] = []
+
+    def save(report: dict[str, Any]) -> None:
+        seen.append((len(report["rows"]), report.get("complete", True)))
+
+    report = measure.run_benchmark(measure.BenchRequest(), lambda _: None, save)
+    assert seen == [(1, False), (3, False), (3, True)] and len(report["rows"]) == 3
+    refused = torch.OutOfMemoryError("no room")
+    monkeypatch.setattr(measure, "_rows", lambda *_: (_ for _ in ()).throw(refused))
+    with pytest.raises(DependencyError, match="do not fit"):
+        measure.run_benchmark(measure.BenchRequest(), lambda _: None)
+
+
+def test_what_a_failed_contender_held_is_let_go() -> None:
+    class Held:
+        pass
+
+    kept: list[weakref.ref[Held]] = []
+
+    def fail() -> None:
+        held = Held()
+        held.itself = held  # type: ignore[attr-defined]
+        kept.append(weakref.ref(held))
+        raise RuntimeError("does not compile\nfor reasons")
+
+    row = cells.Row(skipped={})
+    with row.measuring("a contender"):
+        fail()
+    assert row["skipped"] == {"a contender": "RuntimeError: does not compile"} and kept[0]() is None
+    with row.measuring("an engine"):
+        raise DependencyError("The plan could not be executed")
+    assert "could not be executed" in row["skipped"]["an engine"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_interrupt_says_what_is_there(
+    finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only once something was measured is there a file, and whole."""
+    out = tmp_path / "report.json"
+
+    def run(_request: Any, _note: Any, save: Any) -> None:
+        if finished:
+            save({"rows": [1], "complete": False})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "run_benchmark", run)
+    monkeypatch.setattr(sys, "argv", ["dspine-export", "bench", "--out", str(out)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    assert (f"so far is in {out}" in capsys.readouterr().err.replace("\n", "")) == finished
+    assert [path.name for path in tmp_path.iterdir()] == (["report.json"] if finished else [])
+    assert not finished or json.loads(out.read_text()) == {"rows": [1], "complete": False}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU")
@@ -156,6 +209,10 @@ def test_a_figure_takes_what_was_measured_again() -> None:
     [
         ([], 4, "needs an NVIDIA GPU"),
         (["--batches", "1,x"], 2, "Not a list of sizes"),
+        (["--contexts", "9" * 5000], 2, "Not a list of sizes"),
+        (["--seconds", "nan"], 2, "Not a duration"),
+        (["--out", "nowhere/report.json"], 7, "The report cannot be written"),
+        (["--out", "."], 7, "is a directory"),
         (["nowhere"], 4, "needs an NVIDIA GPU"),
     ],
 )

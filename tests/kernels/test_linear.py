@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import ceil
 
 import pytest
@@ -211,11 +212,12 @@ def test_largest_keys_of_tiles(device: torch.device) -> None:
 def test_plans_cover_their_shapes() -> None:
     """Every share of the depth has work, whatever the shape."""
     for rows in (1, 16, 17, 40, 512):
-        for columns, depth in ((8, 8), (4096, 512), (1000, 776), (64, 4096), (151936, 4096), (4096, 12288), (6144, 4096)):
-            for weight_bytes in (1, 2, 4):
-                plan = plan_for(rows, columns, depth, weight_bytes, x_bytes=2)
+        for columns, depth in ((8, 8), (4096, 512), (1000, 776), (64, 4096), (151936, 4096), (4096, 12288), (6144, 4096), (4096, 4096)):
+            for weight_bytes, pair in product((1, 2, 4), (False, True)):
+                plan = plan_for(rows, columns, depth, weight_bytes, x_bytes=2, pair=pair)
                 share = ceil(ceil(depth / plan.splits) / plan.depth) * plan.depth
                 assert share * (plan.splits - 1) < depth
+                assert not (pair and (plan.splits > 1 or plan.lead)), "which a pair cannot have"
 
 
 def test_float8_rows_are_cut_into_one_wave() -> None:

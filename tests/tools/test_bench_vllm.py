@@ -47,6 +47,9 @@ def test_what_was_drawn_is_taken_out() -> None:
         runs.append(Timed(seconds, tokens=202, acceptance_length=length, outputs=[]))
     found = bench_vllm.at_length(runs, 2, prefill, 4.0)
     assert found == {"step_ms": 10.0, "tokens_per_s_at_length": round(202 / (prefill + 25 * step), 1)}
+    undrafted = Timed(9.0, tokens=202, acceptance_length=None, outputs=[])
+    assert bench_vllm.at_length([*runs, undrafted], 2, prefill, 4.0) == found
+    assert bench_vllm.at_length([undrafted, Timed(0.5, tokens=2, acceptance_length=3.0, outputs=[])], 2, prefill, 4.0) == {}
 
 
 def test_pair_table_counts_equal_outputs(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,14 +49,26 @@ class Row(dict[str, Any]):
 
     @contextmanager
     def measuring(self, name: str) -> Iterator[None]:
-        """A contender that runs out of memory or fails to compile is named in `skipped`; the others go on."""
+        """A contender that runs out of memory or fails is named in `skipped`; the others go on."""
         try:
             yield
-        except (torch.OutOfMemoryError, DependencyError):  # the latter is a cache's
-            self["skipped"][name] = "out of GPU memory"
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            self["skipped"][name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        except (DependencyError, RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+            self["skipped"][name] = _reason(error)
+            _let_go(error)
         release()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError):
+        return "out of GPU memory"
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+
+
+def _let_go(error: BaseException | None) -> None:
+    """What the functions that failed were holding would live as long as the error, which is longer than `release` waits."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def release() -> None:
@@ -89,9 +102,7 @@ def measure_cell(cell: Cell, drafter: Drafter, packed: PackedDrafter, ceilings: 
         row[f"append_{config.block_size}"] = _append_us(drafter, packed, state)
     if cell.fp8 and "ours" in row:
         with row.measuring("ours_fp8"):
-            passes = PassFactory(drafter, cell.context + 2 * config.block_size, "fp8")
-            draft = passes.draft(CacheView(state.keys, state.values, state.lengths), cell.batch)
-            row["ours_fp8"] = replay_us(capture(draft.launch))
+            row["ours_fp8"] = _fp8_us(cell, drafter, state)
             row["floor_fp8"] = floor_us(config, cell.batch, cell.context, ceilings, weight_bytes=1)
     return row
 
@@ -145,6 +156,12 @@ def _ours(cell: Cell, row: Row, packed: PackedDrafter, state: DraftState, anchor
             for stage in dict.fromkeys(step.stage for step in draft.steps)
         }
     return tokens
+
+
+def _fp8_us(cell: Cell, drafter: Drafter, state: DraftState) -> float:
+    passes = PassFactory(drafter, cell.context + 2 * drafter.config.block_size, "fp8")
+    draft = passes.draft(CacheView(state.keys, state.values, state.lengths), cell.batch)
+    return replay_us(capture(draft.launch))
 
 
 def _append_us(drafter: Drafter, packed: PackedDrafter, state: DraftState) -> float:

@@ -42,7 +42,7 @@ def run_benchmark(
     """The report, JSON-ready: ceilings, shapes, and `rows` (see `cells.Row`).
 
     Args:
-        save: given the report so far after every batch size, so that a run which is cut short leaves what it measured.
+        save: given the report so far after every batch size, marked as not complete, and the whole one at the end.
 
     Raises:
         DependencyError: no GPU, or none that runs our kernels. CheckpointError: an unfit source.
@@ -67,10 +67,16 @@ def run_benchmark(
         **asdict(ceilings),
         "rows": [],
     }
-    for rows in _rows(request, config, ceilings, capability, note):
-        report["rows"] += rows
-        if save is not None:
-            save(report)
+    try:
+        for rows in _rows(request, config, ceilings, capability, note):
+            report["rows"] += rows
+            if save is not None:
+                save(report | {"complete": False})
+    except torch.OutOfMemoryError as error:
+        fix = "free the GPU's memory, or measure a smaller drafter"
+        raise DependencyError("The drafters do not fit into the GPU's memory", got=str(error), fix=fix) from error
+    if save is not None:
+        save(report)
     release()  # what is measured next may be another process
     return report
 
@@ -136,8 +142,8 @@ def _rows(
         compile_too = first and request.naive and batch in request.compile_batches
         stages, fp8 = request.stages and first, request.fp8 and first
         if time.monotonic() > deadline:
-            late = {"batch": batch, "context": context, "skipped": {"all": "out of time"}}
-            yield [cells.Row(kind=kind, **late) for kind in subjects]
+            late = {"batch": batch, "context": context}
+            yield [cells.Row(kind=kind, **late, skipped={"all": "out of time"}) for kind in subjects]
             continue
         rows = {}
         for kind, (drafter, packed) in subjects.items():

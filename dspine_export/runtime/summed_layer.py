@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dspine_kernels.linear import SPREAD_PLAN, Plan, Workspace, linear, plan_for
+from dspine_kernels.linear import FEW_ROWS, SPREAD_PLAN, Workspace, linear, plan_for
 from torch import Tensor
 
 from dspine_export.runtime.float8 import Scales
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class _Spread:
     """The product of the messages with `PackedLayer.spread`, which writes the state and keeps the effect on the next projections apart."""
 
-    def __init__(self, draft: DraftPass, plan: Plan) -> None:
-        width, more = draft.x.shape[1], draft.qkv.shape[1]
+    def __init__(self, draft: DraftPass) -> None:
+        (rows, width), more, size = draft.x.shape, draft.qkv.shape[1], draft.x.element_size()
+        many = rows > FEW_ROWS and size == 2
+        plan = SPREAD_PLAN if many else plan_for(rows, width + more, draft.z.shape[1], size)
         self._draft, self._plan = draft, plan
         self._workspace = Workspace.for_plans([(plan, draft.rows, width + more)], draft.x.device)
         self.effect = torch.empty_like(draft.qkv)
@@ -45,7 +47,7 @@ class SummedVendorLayers(VendorLayers):
 
     def __init__(self, draft: DraftPass) -> None:
         super().__init__(draft)
-        self._spread = _Spread(draft, SPREAD_PLAN if draft.x.element_size() == 2 else _wide_plan(draft))
+        self._spread = _Spread(draft)
 
     def steps(self) -> list[Step]:
         """All layers, the final norm, logits and candidates."""
@@ -81,7 +83,7 @@ class SummedFusedLayers(FusedLayers):
         self.plans["projections"] = plan_for(rows, more, width, layers_size, x_bytes=size, beside=True)
         # Of its own: it runs beside the others.
         self._side_workspace = Workspace.for_plans([(self.plans["projections"], rows, more)], draft.x.device)
-        self._spread = _Spread(draft, plan_for(rows, width + more, draft.z.shape[1], size))
+        self._spread = _Spread(draft)
         buffers = (draft.x, torch.empty_like(draft.x))
         last = len(draft.weights.layers) - 1
         self._states = [buffers[(last - index) % 2] for index in range(last + 1)]
@@ -113,7 +115,3 @@ class SummedFusedLayers(FusedLayers):
             Step("write", partial(self._spread.run, spread, self.squares["down"], before, after)),
             Step("projections", self.side.join),
         ]
-
-
-def _wide_plan(draft: DraftPass) -> Plan:
-    return plan_for(draft.rows, draft.x.shape[1] + draft.qkv.shape[1], draft.z.shape[1], draft.x.element_size())

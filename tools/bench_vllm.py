@@ -34,6 +34,7 @@ from tools.vllm_engine import (
     timed_batch,
     together,
 )
+from tools.vllm_profile import profile_steps
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b": {
@@ -48,6 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 BLOCK = 16
+PROFILED_TOKENS = 96
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--prompt", type=int, default=1024, help="prompt tokens")
     add("--tokens", type=int, default=512, help="generated tokens")
     add("--repeats", type=int, default=2)
+    add("--profile", type=int, nargs="*", default=[], help="batches whose decoding step is taken apart at the end")
     add("--dtype", default="bfloat16")
     add("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, JSON")
     add(
@@ -156,7 +159,11 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
         if chosen.method == "dspine":
             result |= check_drafts(llm, a.prompt, SHAPES[a.shape]["vocab_size"], max(a.batches))
             print("drafts", {key: result[key] for key in result if key.startswith("drafts")}, flush=True)
-    write(a.out / f"{name}.json", result | machine())
+        result |= machine()
+        for batch in a.profile:
+            write(a.out / f"{name}.json", result)
+            result.setdefault("profile", {})[batch] = profile_steps(llm, prompts_of(batch, 11, a), PROFILED_TOKENS)
+    write(a.out / f"{name}.json", result)
     return result
 
 
@@ -225,7 +232,8 @@ def start_engine(name: str, a: argparse.Namespace) -> Any:
 def run_all(a: argparse.Namespace) -> int:
     """Subprocesses side by side, one per device or by turns; a failed configuration leaves its log and does not stop the others."""
     shared = ["--shape", a.shape, "--prompt", str(a.prompt), "--tokens", str(a.tokens), "--repeats", str(a.repeats),
-              "--dtype", a.dtype, "--engine", json.dumps(a.engine), "--batches", *map(str, a.batches)]  # fmt: skip
+              "--dtype", a.dtype, "--engine", json.dumps(a.engine), "--batches", *map(str, a.batches),
+              "--profile", *map(str, a.profile)]  # fmt: skip
     command = [sys.executable, "-m", "tools.bench_vllm", "--out", str(a.out), *shared]
     if a.turns is None:
         failed = side_by_side({name: [*command, "--worker", name] for name in a.only}, a.gpus, a.out)

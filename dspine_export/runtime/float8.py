@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from dspine_kernels.linear import Workspace, linear, rounded_plan
+from dspine_kernels.linear import Plan, Workspace, linear, rounded_plan
 from dspine_kernels.rows import round_rows
 from torch import Tensor
 
@@ -31,18 +31,35 @@ def rounded(weight: Tensor, scales: Tensor) -> Tensor:
     return torch.cat(chunks)
 
 
-def scaled_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
+def scaled_product(
+    x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor, residual: Tensor | None = None
+) -> None:
     """out [R, N] = (x x_scales) (weight scales)^T for x [R, K], weight [N, K] in e4m3, scales float32 [R] and [N].
 
-    Ours where `rounded_plan` has a plan, else the vendor's. Both take bfloat16 results and sizes in multiples of 16; others are widened
+    Ours where there is a plan (`own_plan`), else the vendor's; both take bfloat16 results and sizes in multiples of 16. Others are widened
     first, which is slow.
+
+    Args:
+        residual: [R, N], added before rounding, may be `out`; only by our own.
     """
-    if not out.is_cuda or out.dtype != torch.bfloat16 or weight.shape[0] % 16 or weight.shape[1] % 16:
-        out.copy_((x.float() * x_scales[:, None]) @ (weight.float() * scales[:, None]).T)
-    elif (plan := rounded_plan(*out.shape)) is not None:
-        linear(x, weight, out, plan, Workspace(out, out), scales=scales, x_scales=x_scales)  # depth not shared: no workspace
-    else:
+    if (plan := own_plan(weight, out)) is not None:
+        nothing_shared = Workspace(out, out)
+        linear(x, weight, out, plan, nothing_shared, scales=scales, x_scales=x_scales, residual=residual)
+        return
+    assert residual is None
+    if _multiplies(weight, out):
         vendor_product(x, x_scales, weight, scales, out)
+    else:
+        out.copy_((x.float() * x_scales[:, None]) @ (weight.float() * scales[:, None]).T)
+
+
+def own_plan(weight: Tensor, out: Tensor) -> Plan | None:
+    """How our own product makes out [R, N] from weight [N, K] in e4m3, if it does."""
+    return rounded_plan(*out.shape) if _multiplies(weight, out) else None
+
+
+def _multiplies(weight: Tensor, out: Tensor) -> bool:
+    return out.is_cuda and out.dtype == torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
 
 
 def vendor_product(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor) -> None:
@@ -72,6 +89,6 @@ class RoundedRows:
         """Takes x [R, K]; `before`: what precedes the rounding, see `dspine_kernels.rows.round_rows`."""
         round_rows(x, self.values, self.scales, **before)
 
-    def times(self, weight: Tensor, scales: Tensor, out: Tensor) -> None:
-        """out [R, N] = the rows times weight [N, K] (e4m3, float32 scales [N])^T."""
-        scaled_product(self.values, self.scales, weight, scales, out)
+    def times(self, weight: Tensor, scales: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+        """out [R, N] = the rows times weight [N, K] (e4m3, float32 scales [N])^T. residual: see `scaled_product`."""
+        scaled_product(self.values, self.scales, weight, scales, out, residual)

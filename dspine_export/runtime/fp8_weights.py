@@ -27,7 +27,6 @@ from dspine_export.runtime.merged_layer import MergedFusedLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.rounded_layer import RoundedLayers
-from dspine_export.runtime.summed_layer import SummedFusedLayers
 
 LAYER = ("qkv", "o", "gate_up", "down")
 INJECTION = ("readout", "write")
@@ -137,7 +136,7 @@ class Fp8Layers(RoundedLayers):
         assert readout is not None and write is not None
         target = draft.readout_of(last=last)
         return [
-            Step("norm", partial(self._round, "x", draft.x, update=self.update)),
+            Step("norm", partial(self._round, "x", draft.x, update=self._pending)),
             Step("readout", partial(self._product, "x", readout, target)),
             *self._messages(target, last=last),
             Step("norm", partial(self._round, "z", draft.z)),
@@ -156,7 +155,7 @@ class FewFp8Pass(DraftPass):
         super().__init__(config, weights.few, cache, batch, fused=True, form=form)
 
     def _layers(self, *, fused: bool) -> FusedLayers:
-        layers = {"merged": MergedFusedLayers, "summed": SummedFusedLayers}.get(self.form, FusedLayers)
+        layers = MergedFusedLayers if self.form == "merged" else FusedLayers
         return layers(self, self._rounded.scales, self._rounded.head)
 
 

@@ -86,21 +86,19 @@ class FusedLayers:
         width, eps, scales = self.draft.config.hidden_size, self.draft.eps, self._scales.get(weight.data_ptr())
         linear(x, weight, out, plan, workspace or self.workspace, norm_width=width, eps=eps, scales=scales, **epilogue)
 
-    def _layer(self, index: int, layer: PackedLayer, following: Tensor, x: Tensor | None = None) -> list[Step]:
-        """x: the state, where it is not the pass's."""
+    def _layer(self, index: int, layer: PackedLayer, following: Tensor) -> list[Step]:
         draft = self.draft
-        x = draft.x if x is None else x
         entering = None if index == 0 else self.squares["down" if draft.config.transfer is None else "write"]
-        step = partial(self._linear, residual=x, scaled=draft.normed)
+        step = partial(self._linear, residual=draft.x, scaled=draft.normed)
         return [
             Step("qkv", lambda: self._linear("qkv", draft.normed, layer.qkv, draft.qkv, squares=entering)),
             Step("attention", partial(draft.attend, index, layer)),
-            Step("o", lambda: step("o", draft.attended, layer.o, x, gain=layer.post_norm, squares_out=self.squares["o"])),
+            Step("o", lambda: step("o", draft.attended, layer.o, draft.x, gain=layer.post_norm, squares_out=self.squares["o"])),
             Step(
                 "gate_up",
                 lambda: self._linear("gate_up", draft.normed, layer.gate_up, draft.activated, squares=self.squares["o"], pair=True),
             ),
-            Step("down", lambda: step("down", draft.activated, layer.down, x, gain=following, squares_out=self.squares["down"])),
+            Step("down", lambda: step("down", draft.activated, layer.down, draft.x, gain=following, squares_out=self.squares["down"])),
         ]  # fmt: skip
 
     def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:

@@ -6,8 +6,6 @@ merged  the next layer's q, k and v do not wait either. With h before the inject
         their norm's gain: W h' = W h + s (W Wr) z, so (W Wr) z is part of the write's product (`PackedLayer.spread`), and 1 / rms of h'
         is a factor of the result. W h is part of the readout's product (`PackedLayer.read`) where that is the vendor's, which
         leaves nothing of the GPU to others; ours runs beside readout, messages and write.
-summed  merged, and W h and (W Wr) z meet in the attention, which also divides by the rms of h': the write's product leaves h' and its sums
-        of squares, and no launch is needed in between. Not chosen yet: it was not measured.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from dspine_export.runtime.packed_weights import PackedDrafter
 
-Form = Literal["plain", "folded", "merged", "summed"]
+Form = Literal["plain", "folded", "merged"]
 
 # Most rows. Beyond: plain, because the additional products of the others grow with the rows.
 MERGED_ROWS, FOLDED_ROWS = 128, 256

@@ -24,8 +24,6 @@ from dspine_export.runtime.injection_form import Form, form_for
 from dspine_export.runtime.merged_layer import MergedFusedLayers, MergedVendorLayers
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.runtime.pass_step import Step
-from dspine_export.runtime.projections import Projections
-from dspine_export.runtime.summed_layer import SummedFusedLayers, SummedVendorLayers
 from dspine_export.runtime.vendor_layer import VendorLayers
 
 __all__ = ["CacheView", "ContextPass", "DraftPass", "Step"]
@@ -56,7 +54,6 @@ class DraftPass:
     Attributes:
         slots int64 [N]: the cache row of every sequence, row n at first; an input too. Rows may repeat.
         anchor_ids int64 [N], temperature float32 [N], uniforms float32 [N, B-1]: inputs, written by the caller before `launch`.
-        x: what a layer leaves, of the last layer at the end; embedded: where the embeddings go, x but for some forms.
         tokens int64 [N, B-1], candidate_ids int64 [N*(B-1), K], scores float32 [N, B-1, K, K], q float32 [N, B-1, K]: results.
         steps: what `launch` runs, in order.
     """
@@ -84,7 +81,6 @@ class DraftPass:
         self.temperature = torch.zeros(n, device=device)
         self.uniforms = torch.zeros(n, slots, device=device)
         self.x, self.written, self.normed = (like.new_empty(self.rows, config.hidden_size) for _ in range(3))
-        self.embedded = self.x
         self.qkv = like.new_empty(self.rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         self.attended = like.new_empty(self.rows, config.num_heads * config.head_dim)
         self.activated = like.new_empty(self.rows, config.intermediate_size)
@@ -97,7 +93,7 @@ class DraftPass:
         if fused is None:
             fused = self.rows <= FEW_ROWS and like.element_size() == 2
         if config.transfer is not None:
-            self._allocate_injection(k, beside=self.qkv.shape[1] if self.form in ("merged", "summed") and not fused else 0)
+            self._allocate_injection(k, beside=self.qkv.shape[1] if self.form == "merged" and not fused else 0)
         self.layers = self._layers(fused=fused)
         self.steps = self._steps()
 
@@ -107,8 +103,6 @@ class DraftPass:
             step.run()
 
     def _layers(self, *, fused: bool) -> FusedLayers | VendorLayers:
-        if self.form == "summed":
-            return SummedFusedLayers(self) if fused else SummedVendorLayers(self)
         if self.form == "merged":
             return MergedFusedLayers(self) if fused else MergedVendorLayers(self)
         return FusedLayers(self) if fused else VendorLayers(self)
@@ -144,16 +138,13 @@ class DraftPass:
         """
         return self.last_readout if last else self.readout
 
-    def attend(self, index: int, layer: PackedLayer, parts: Projections | None = None) -> None:
-        """Attention of a layer, from qkv, or from projections in parts, into attended."""
+    def attend(self, index: int, layer: PackedLayer) -> None:
+        """Attention of a layer, from qkv into attended."""
         cache, weights = self.cache, self.weights
-        qkv = self.qkv if parts is None else parts.before
-        sums = {} if parts is None else parts.sums(self.config.hidden_size)
         block_attention(
-            qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
+            self.qkv, layer.q_norm, layer.k_norm, self.eps, weights.cos, weights.sin, cache.lengths,
             cache.keys[:, index], cache.values[:, index], self.attended, self.partial, self.stats,
             block=self.block, causal=self.config.is_causal, window=layer.window, splits=self.splits, slots=self.slots,
-            **sums,
         )  # fmt: skip
 
     def _steps(self) -> list[Step]:
@@ -165,7 +156,7 @@ class DraftPass:
     def _embed(self) -> None:
         weights, first = self.weights, self.weights.layers[0].input_norm
         mask = self.config.mask_token_id
-        embed_block(self.anchor_ids, weights.embed_tokens, mask, first, self.eps, self.block, self.embedded, self.normed)
+        embed_block(self.anchor_ids, weights.embed_tokens, mask, first, self.eps, self.block, self.x, self.normed)
 
     def _score(self) -> None:
         weights, transfer = self.weights, self.config.transfer

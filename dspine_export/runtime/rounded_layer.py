@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from dspine_export.runtime.float8 import RoundedRows, Scales
+from dspine_export.runtime.float8 import RoundedRows, Scales, own_plan
 from dspine_export.runtime.packed_weights import PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.vendor_layer import VendorLayers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RoundedLayers(VendorLayers):
-    """Launches. A layer leaves what its MLP adds in `update`; whatever comes next adds it to x.
+    """Launches. Our own products add to x. The vendor's leave what is to be added in `update`; whatever comes next adds it.
 
     Args:
         scales: of the rounded weights. rows: at least ``normed``, ``attended`` and ``activated``, of the pass's rows; None: own ones.
@@ -33,6 +33,7 @@ class RoundedLayers(VendorLayers):
         if rows is None:
             rows = {name: RoundedRows.empty(draft.rows, k, draft.x.device) for name, k in self.widths().items()}
         self.rows = rows
+        self._adds = own_plan(draft.weights.layers[0].o, draft.x) is not None  # of down the same decides
 
     def widths(self) -> dict[str, int]:
         """Columns of the rounded rows by name."""
@@ -53,10 +54,23 @@ class RoundedLayers(VendorLayers):
     def _product(self, name: str, weight: Tensor, out: Tensor) -> None:
         self.rows[name].times(weight, self._scales[weight.data_ptr()], out)
 
+    @property
+    def _pending(self) -> Tensor | None:
+        """What is still to be added to x after `_added_product`."""
+        return None if self._adds else self.update
+
+    def _added_product(self, name: str, weight: Tensor) -> None:
+        """x += the product, or `update` = the product."""
+        scales, x = self._scales[weight.data_ptr()], self.draft.x
+        if self._pending is None:
+            self.rows[name].times(weight, scales, x, residual=x)
+        else:
+            self.rows[name].times(weight, scales, self._pending)
+
     def _add_and_norm(self, gain: Tensor, normed: Tensor | None = None) -> None:
-        """x += update; its norm is rounded, and stored unrounded where a place is given."""
+        """Adds what is pending to x; its norm is rounded, and stored unrounded where a place is given."""
         draft = self.draft
-        self._round("normed", draft.x, update=self.update, gain=gain, eps=draft.eps, normed=normed)
+        self._round("normed", draft.x, update=self._pending, gain=gain, eps=draft.eps, normed=normed)
 
     def _layer(self, index: int, layer: PackedLayer) -> list[Step]:
         draft = self.draft
@@ -64,19 +78,20 @@ class RoundedLayers(VendorLayers):
             Step("qkv", partial(self._product, "normed", layer.qkv, draft.qkv)),
             Step("attention", partial(draft.attend, index, layer)),
             Step("norm", partial(self._round, "attended", draft.attended)),
-            Step("o", partial(self._product, "attended", layer.o, self.update)),
+            Step("o", partial(self._added_product, "attended", layer.o)),
             Step("norm", partial(self._add_and_norm, layer.post_norm)),
             Step("gate_up", partial(self._product, "normed", layer.gate_up, self.gate_up)),
             Step("silu", partial(self._round, "activated", self.gate_up, silu=True)),
-            Step("down", partial(self._product, "activated", layer.down, self.update)),
+            Step("down", partial(self._added_product, "activated", layer.down)),
         ]
 
-    def add_step(self) -> Step:
-        """x += update"""
-        return Step("add", lambda: self.draft.x.add_(self.update))
+    def add_steps(self) -> list[Step]:
+        """Adds what is pending to x."""
+        pending = self._pending
+        return [] if pending is None else [Step("add", lambda: self.draft.x.add_(pending))]
 
     def _injection(self, layer: PackedLayer, following: Tensor, *, last: bool) -> list[Step]:
-        return [self.add_step(), *super()._injection(layer, following, last=last)]
+        return [*self.add_steps(), *super()._injection(layer, following, last=last)]
 
     def _rounded_normed(self) -> tuple[Tensor, Tensor]:
         rows = self.rows["normed"]

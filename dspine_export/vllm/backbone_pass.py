@@ -114,7 +114,7 @@ class _ManyRounded(RoundedLayers, _Many):
 
     def steps(self) -> list[Step]:
         """All layers; the last one's state is left before its injection."""
-        return [self.first_step(), *super().steps(), self.add_step()]
+        return [self.first_step(), *super().steps(), *self.add_steps()]
 
 
 class BackbonePass:

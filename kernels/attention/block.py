@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
 from dspine_kernels.device import stages_that_fit
-from dspine_kernels.linear.kernel import row_scales
 from torch import Tensor
 
 CONTEXT_TILE, STAGES, WARPS = 64, 3, 4  # keys per step, buffered steps
@@ -20,10 +19,10 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def _normed_rotated(
-    base, added, inverse, row_ok, weight, cos, sin, positions, angle_stride, eps, factor,
-    DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, SUM: tl.constexpr,
+    base, row_ok, weight, cos, sin, positions, angle_stride, eps, factor,
+    DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm over the head, rotate-half, times a factor. SUM: of the sum of two, times `inverse` [ROWS].
+    """RMSNorm over the head, rotate-half, times a factor.
 
     [ROWS, 2 HALF]: both halves of DIM padded to HALF with zeros.
     """
@@ -31,10 +30,6 @@ def _normed_rotated(
     ok = row_ok[:, None] & (half < DIM // 2)[None, :]
     first = tl.load(base[:, None] + half[None, :], mask=ok, other=0.0).to(tl.float32)
     second = tl.load(base[:, None] + (DIM // 2 + half)[None, :], mask=ok, other=0.0).to(tl.float32)
-    if SUM:
-        first += tl.load(added[:, None] + half[None, :], mask=ok, other=0.0).to(tl.float32)
-        second += tl.load(added[:, None] + (DIM // 2 + half)[None, :], mask=ok, other=0.0).to(tl.float32)
-        first, second = first * inverse[:, None], second * inverse[:, None]
     scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None] * factor
     first *= scale * tl.load(weight + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
     second *= scale * tl.load(weight + DIM // 2 + half, mask=half < DIM // 2, other=0.0).to(tl.float32)[None, :]
@@ -47,13 +42,12 @@ def _normed_rotated(
 
 @triton.jit
 def _attend(
-    qkv, added, squares, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
-    length_stride, angle_stride, last_angle, table_stride, row_stride, added_stride, tiles, rows, width,
-    sequence_stride, head_stride, column_stride,
+    qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
+    length_stride, angle_stride, last_angle, table_stride, row_stride, sequence_stride, head_stride, column_stride,
     eps, scale, block, window, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HALF: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr, PAGE: tl.constexpr, DIRECT: tl.constexpr, SUM: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PAGE: tl.constexpr, DIRECT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head, n, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -79,18 +73,8 @@ def _attend(
     head = kv_head * group + rq // BB
     ok = (slot < block) & (rq < group * BB)
     q_base = qkv + (n * block + slot).to(tl.int64) * row_stride + head * DIM
-    rb = tl.arange(0, BB)
-    q_added = added
-    inverse = tl.full((BB,), 1.0, tl.float32)
-    if SUM:
-        q_added = added + (n * block + slot).to(tl.int64) * added_stride + head * DIM
-        inverse = row_scales(squares, tiles, rows, n * block + rb, rb < block, width, eps, TILES)
-        inverse = tl.where(rb < block, inverse, 0.0)
-    spread = tl.reshape(tl.broadcast_to(inverse[None, :], (BQ // BB, BB)), (BQ,))
     angle = tl.minimum(length + slot, last_angle)
-    q = _normed_rotated(
-        q_base, q_added, spread, ok, q_norm, cos, sin, angle, angle_stride, eps, scale, DIM, HALF, BQ, SUM
-    ).to(kind)
+    q = _normed_rotated(q_base, ok, q_norm, cos, sin, angle, angle_stride, eps, scale, DIM, HALF, BQ).to(kind)
     at_dim = tl.arange(0, 2 * HALF)
     dim_ok = at_dim % HALF < DIM // 2
     at_dim = at_dim // HALF * (DIM // 2) + at_dim % HALF
@@ -98,15 +82,11 @@ def _attend(
     total = tl.zeros((BQ,), tl.float32)
     acc = tl.zeros((BQ, 2 * HALF), tl.float32)
     if split == 0:
+        rb = tl.arange(0, BB)
         row = qkv + (n * block + rb).to(tl.int64) * row_stride
         k_ok = rb < block
         k_base, k_angle = row + (HEADS + kv_head) * DIM, tl.minimum(length + rb, last_angle)
-        k_added = added
-        if SUM:
-            k_added = added + (n * block + rb).to(tl.int64) * added_stride + (HEADS + kv_head) * DIM
-        k = _normed_rotated(
-            k_base, k_added, inverse, k_ok, k_norm, cos, sin, k_angle, angle_stride, eps, 1.0, DIM, HALF, BB, SUM
-        ).to(kind)
+        k = _normed_rotated(k_base, k_ok, k_norm, cos, sin, k_angle, angle_stride, eps, 1.0, DIM, HALF, BB).to(kind)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         visible = ok[:, None] & k_ok[None, :]
         if CAUSAL:
@@ -119,10 +99,6 @@ def _attend(
         total = tl.sum(weights, 1)
         v_at = row[:, None] + (HEADS + KV_HEADS + kv_head) * DIM + at_dim[None, :]
         v = tl.load(v_at, mask=k_ok[:, None] & dim_ok[None, :], other=0.0)
-        if SUM:
-            v_at = k_added[:, None] + KV_HEADS * DIM + at_dim[None, :]
-            v_added = tl.load(v_at, mask=k_ok[:, None] & dim_ok[None, :], other=0.0)
-            v = ((v.to(tl.float32) + v_added.to(tl.float32)) * inverse[:, None]).to(kind)
         acc = tl.dot(weights.to(kind), v, input_precision=PRECISION)
     key_base, value_base = keys + base, values + base
     if PAGE:  # a step's pages are looked up during the step before
@@ -204,12 +180,11 @@ def block_attention(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor, lengths: Tensor,
     keys: Tensor, values: Tensor, out: Tensor, partial: Tensor, stats: Tensor,
     *, block: int, causal: bool, window: int | None, splits: int, slots: Tensor | None = None, pages: Tensor | None = None,
-    added: Tensor | None = None, squares: Tensor | None = None, width: int = 1,
 ) -> Tensor:  # fmt: skip
     """Attention of one layer's block rows over [cached context ; own block].
 
     Args:
-        qkv: [N*B, (H + 2 Hkv) D] raw projections; the row stride may be larger.
+        qkv: [N*B, (H + 2 Hkv) D] raw projections.
         cos, sin: [positions, D/2] rotation tables, equal strides; what lies beyond them is rotated as the last position.
         lengths: int64 [S] on the device, of any stride; never read by the host.
         keys, values: [S, Hkv, C, D], one layer of the cache (a view; the sequence stride may be larger). With `pages`
@@ -219,8 +194,6 @@ def block_attention(
         splits: programs that share the context of one sequence and key head.
         slots: int64 [N] on the device, the cache row (and length) of every sequence; None: sequence n owns row n.
         pages: integers [N, most pages] on the device: column c of sequence n is in page pages[n, c // page]. Not with `slots`.
-        added: as qkv; the projections are the sum of both times the row's 1 / rms, whose `squares` float32 [T, N*B] are parts of the
-            sum of squares of `width` values.
 
     Returns:
         out.
@@ -238,17 +211,14 @@ def block_attention(
     stages = stages_that_fit(
         qkv.device, STAGES, 2 * CONTEXT_TILE * 2 * half * qkv.element_size(), 2 * bq * 2 * half * qkv.element_size()
     )
-    tiles = 1 if squares is None else squares.shape[0]
     _attend[(kv_heads, batch, splits)](
-        qkv, added, squares, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
+        qkv, q_norm, k_norm, cos, sin, lengths, slots, pages, keys, values, out, partial, stats,
         lengths.stride(0), cos.stride(0), cos.shape[0] - 1,
-        0 if pages is None else pages.stride(0), qkv.stride(0), 0 if added is None else added.stride(0),
-        tiles, batch * block, width, keys.stride(0), capacity * dim if pages is None else keys.stride(1),
+        0 if pages is None else pages.stride(0), qkv.shape[1], keys.stride(0), capacity * dim if pages is None else keys.stride(1),
         keys.stride(2), eps, dim**-0.5 * LOG2_E, block, window or 0, splits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, CAUSAL=causal, WINDOW=window is not None,
         HALF=half, BQ=bq, BB=bb, BC=32 if wide else CONTEXT_TILE, PRECISION="ieee" if wide else "tf32",
         SLOTS=slots is not None, PAGE=0 if pages is None else capacity, DIRECT=splits == 1,
-        SUM=added is not None, TILES=triton.next_power_of_2(tiles),
         num_warps=WARPS, num_stages=1 if wide else stages,
         **dependent(_attend, qkv),
     )  # fmt: skip

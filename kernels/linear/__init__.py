@@ -3,7 +3,6 @@
 from dspine_kernels.linear.choice import (
     FEW_NARROW_ROWS,
     FEW_ROWS,
-    SPREAD_PLAN,
     WRITE_PLAN,
     WRITE_ROWS,
     plan_for,
@@ -15,7 +14,6 @@ from dspine_kernels.linear.reference import linear_reference
 __all__ = [
     "FEW_NARROW_ROWS",
     "FEW_ROWS",
-    "SPREAD_PLAN",
     "WRITE_PLAN",
     "WRITE_ROWS",
     "Plan",

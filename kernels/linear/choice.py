@@ -33,7 +33,6 @@ NARROW: dict[tuple[int, int], Plan] = {
     (151936, 4096): Plan(64, 16, 256, 1, 2, 3),
 }
 WRITE_ROWS, WRITE_PLAN = 128, Plan(64, 64, 128, 1, 4, 4)  # the last write of more rows than FEW_ROWS
-SPREAD_PLAN = Plan(64, 128, 128, 1, 4, 3)  # the other writes of as many, with their effect on the projections; not measured
 
 
 def plan_for(
@@ -75,7 +74,7 @@ def rounded_plan(rows: int, columns: int) -> Plan | None:
     4096 x 12288, the vendor's 19, 14 and 32; at 256 rows 10 and 24 for the first and last, 14 and 33. Smaller ones are taken to be alike.
     """
     tiles = triton.cdiv(columns, 64)
-    for rows_each in (64, 128):
+    for rows_each in (32, 64, 128) if rows <= 32 else (64, 128):
         if rows <= ROUNDED_ROWS and tiles * triton.cdiv(rows, rows_each) <= ROUNDED_PROGRAMS:
             return Plan(64, rows_each, 256, 1, 4, 4)
     return None

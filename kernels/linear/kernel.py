@@ -30,10 +30,10 @@ def row_scales(squares, tiles, rows, at, ok, width, eps, TILES: tl.constexpr):
 
 @triton.jit
 def _linear(
-    x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales, x_scales, rest,
+    x, weight, out, partial, counters, squares_in, residual, gain, scaled, squares_out, keys, channel_scales, x_scales,
     rows, columns, depth, share, tiles_in, width, eps, block, squares_columns,
     PAIR: tl.constexpr, NORMED: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
-    LEAD: tl.constexpr, BITS: tl.constexpr,
+    LEAD: tl.constexpr, BITS: tl.constexpr, FULL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
@@ -48,11 +48,7 @@ def _linear(
     w_at = w_row[:, None] + rk[None, :]
     row_ok = rn < rows
     ok = (rm < columns)[:, None] & row_ok[None, :]
-    here = ok
     at = rn[None, :].to(tl.int64) * columns + rm[:, None]
-    if rest is not None:  # columns from squares_columns on go elsewhere
-        here = ok & (rm < squares_columns)[:, None]
-        at = rn[None, :].to(tl.int64) * squares_columns + rm[:, None]
     # Weights are nobody's output: gains and first steps need not wait.
     if scaled is not None:
         factor = tl.load(gain + rm, mask=rm < columns, other=0.0).to(tl.float32)[:, None]
@@ -61,7 +57,8 @@ def _linear(
     if LEAD > 1:
         second = tl.load(w_at + begin + BK, mask=(begin + BK + rk < end)[None, :], other=0.0)
     wait_previous(PDL)
-    x_at = x + tl.minimum(rn, rows - 1).to(tl.int64)[None, :] * depth + rk[:, None]
+    # Rows of a tile's end are left out, not clamped: many loads of one row from everywhere at once cost a tenth of a pass.
+    x_at, x_ok = x + rn.to(tl.int64)[None, :] * depth + rk[:, None], row_ok[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
     # What the epilogue reads is asked for now, so that the loop hides its latency.
     if NORMED:
@@ -71,25 +68,25 @@ def _linear(
         scale = 1.0 / row_scales(squares_in, tiles_in, rows, rn, row_ok, width, 0.0, TILES)
         scale = tl.where(rn % block > 0, scale, 0.0)[None, :]
     if ADD:
-        before = tl.load(residual + at, mask=here, other=0.0).to(tl.float32)
+        before = tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
     if PAIR:
         up = tl.zeros((BM, BN), tl.float32)
         up_at = w_at + columns.to(tl.int64) * depth
     if LEAD > 0:
-        a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
+        a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None] & x_ok, other=0.0)
         acc = tl.dot(widened(first, a, BITS), a, acc, input_precision=PRECISION)
         begin += BK
     if LEAD > 1:
-        a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None], other=0.0)
+        a = tl.load(x_at + begin, mask=(begin + rk < end)[:, None] & x_ok, other=0.0)
         acc = tl.dot(widened(second, a, BITS), a, acc, input_precision=PRECISION)
         begin += BK
     for k in range(begin, end, BK):
         if EVEN:
             w = tl.load(w_at + k)
-            a = tl.load(x_at + k)
+            a = tl.load(x_at + k) if FULL else tl.load(x_at + k, mask=x_ok, other=0.0)
         else:
             w = tl.load(w_at + k, mask=(k + rk < end)[None, :], other=0.0)
-            a = tl.load(x_at + k, mask=(k + rk < end)[:, None], other=0.0)
+            a = tl.load(x_at + k, mask=(k + rk < end)[:, None] & x_ok, other=0.0)
         acc = tl.dot(widened(w, a, BITS), a, acc, input_precision=PRECISION)
         if PAIR:
             w = tl.load(up_at + k) if EVEN else tl.load(up_at + k, mask=(k + rk < end)[None, :], other=0.0)
@@ -129,18 +126,14 @@ def _linear(
     if squares_out is not None:
         acc = acc.to(kind).to(tl.float32)
         counted = tl.where(ok & (rm < squares_columns)[:, None], acc, 0.0)
-        part_ok = row_ok if rest is None else row_ok & (tile * BM + tl.zeros_like(rn) < squares_columns)
-        tl.store(squares_out + tile * rows + rn, tl.sum(counted * counted, 0), mask=part_ok)
+        tl.store(squares_out + tile * rows + rn, tl.sum(counted * counted, 0), mask=row_ok)
     if scaled is not None:
         tl.store(scaled + at, (acc * factor).to(kind), mask=ok)
     if keys is not None:
         best = tl.max(tl.where(ok, order_keys(acc, rm[:, None]), LOWEST), 0)
         key_row = rn // block * (block - 1) + rn % block - 1
         tl.store(keys + key_row.to(tl.int64) * tl.num_programs(1) + tile, best, mask=row_ok & (rn % block > 0))
-    tl.store(out + at, acc.to(kind), mask=here)
-    if rest is not None:
-        at = rn[None, :].to(tl.int64) * (columns - squares_columns) + (rm - squares_columns)[:, None]
-        tl.store(rest + at, acc.to(kind), mask=ok & (rm >= squares_columns)[:, None])
+    tl.store(out + at, acc.to(kind), mask=ok)
 
 
 @dataclass(frozen=True)
@@ -183,7 +176,6 @@ def linear(
     residual: Tensor | None = None, squares_out: Tensor | None = None, squares_columns: int | None = None,
     gain: Tensor | None = None, scaled: Tensor | None = None,
     keys: Tensor | None = None, block: int = 1, scales: Tensor | None = None, x_scales: Tensor | None = None,
-    rest: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """out [R, N] = epilogue(x W^T).
 
@@ -200,15 +192,12 @@ def linear(
             (`dspine_kernels.topk`); out should be float32 then.
         scales: float32, one per row of the weight, of a weight in float8, which is widened in registers where x is not float8 too.
         x_scales: float32 [R], of rows in float8.
-        rest: [R, N - S], receives the columns from S = squares_columns on, with nothing added; out and residual are [R, S] then, and
-            squares_out holds as many tiles as S takes. Without gain and keys.
 
     Returns:
         out.
     """
     rows, depth = x.shape
-    columns = out.shape[1] + (0 if rest is None else rest.shape[1])
-    assert rest is None or (squares_columns == out.shape[1] and scaled is None and keys is None)
+    columns = out.shape[1]
     assert plan.lead <= 2 and not (pair and (plan.splits > 1 or plan.lead))
     if plan.splits > 1:
         tiles = plan.tiles(columns) * triton.cdiv(rows, plan.rows)
@@ -219,11 +208,11 @@ def linear(
     step = (weight.element_size() * plan.weight_rows * (1 + pair) + x.element_size() * plan.rows) * plan.depth
     stages = stages_that_fit(x.device, plan.stages, step)
     _linear[(triton.cdiv(rows, plan.rows), plan.tiles(columns), plan.splits)](
-        x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales, x_scales, rest,
+        x, weight, out, workspace.partial, workspace.counters, squares, residual, gain, scaled, squares_out, keys, scales, x_scales,
         rows, columns, depth, share, 1 if squares is None else squares.shape[0], norm_width, eps, block,
         squares_columns or columns,
         PAIR=pair, NORMED=squares is not None and not write, ADD=residual is not None, WRITE=write,
-        SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BITS=by_bits(weight, x),
+        SPLITS=plan.splits, EVEN=depth % plan.depth == 0, LEAD=plan.lead, BITS=by_bits(weight, x), FULL=rows % plan.rows == 0,
         BM=plan.weight_rows, BN=plan.rows, BK=plan.depth,
         TILES=1 if squares is None else triton.next_power_of_2(squares.shape[0]),
         PRECISION="ieee" if x.element_size() == 4 else "tf32", LOWEST=LOWEST, num_warps=plan.warps, num_stages=stages,

@@ -114,16 +114,31 @@ def select_candidates(logits: Tensor, ids: Tensor, keys: Tensor, width: int, blo
     vocabulary, (rows, count) = logits.shape[1], ids.shape
     padded, blocks = max(2, triton.next_power_of_2(count)), triton.cdiv(vocabulary, width)
     if 1 < count <= WORD_CANDIDATES and blocks <= WORD_BLOCKS:
-        select_by_word[(rows,)](
-            logits, keys, ids, vocabulary, blocks, count, block,
-            GROUPS=max(32, triton.next_power_of_2(triton.cdiv(blocks, GROUP))), GROUP=GROUP, K2=padded, BLOCK=width,
-            PARTS=max(1, width // PART), PART=min(PART, width), LOWEST=LOWEST, num_warps=1, **dependent(select_by_word, logits),
-        )  # fmt: skip
-        return ids
+        return select_of_shares(logits, ids, keys, width, block, shares=1, nothing=0)
     _select[(rows,)](
         logits, keys, ids, vocabulary, blocks, count, block,
         WIDTH=max(32, triton.next_power_of_2(blocks)), GROUP=GROUP, K2=padded, BLOCK=width, LOWEST=LOWEST,
         num_warps=4 if padded <= 16 else 8, **dependent(_select, logits),
+    )  # fmt: skip
+    return ids
+
+
+def select_of_shares(
+    logits: Tensor, ids: Tensor, keys: Tensor, width: int, block: int, *, shares: int, nothing: int
+) -> Tensor:
+    """As `select_candidates`, of every share for itself: block b of a row belongs to share b % shares. ids int64 [R, shares * K], K <= 16.
+
+    nothing: the id of places that stay empty.
+    """
+    vocabulary, (rows, places) = logits.shape[1], ids.shape
+    count, blocks = places // shares, triton.cdiv(vocabulary, width)
+    assert count <= WORD_CANDIDATES
+    groups = triton.cdiv(triton.cdiv(blocks, shares), GROUP)
+    select_by_word[(rows, shares)](
+        logits, keys, ids, vocabulary, blocks, count, block,
+        GROUPS=max(32, triton.next_power_of_2(groups)), GROUP=GROUP, K2=max(2, triton.next_power_of_2(count)), BLOCK=width,
+        PARTS=max(1, width // PART), PART=min(PART, width), SHARES=shares, NOTHING=nothing, LOWEST=LOWEST, num_warps=1,
+        **dependent(select_by_word, logits),
     )  # fmt: skip
     return ids
 

@@ -33,10 +33,12 @@ def _best_of(packed, count, K2: tl.constexpr):
 def select_by_word(
     logits, keys, ids_out, vocabulary, blocks, count, block,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    LOWEST: tl.constexpr, PDL: tl.constexpr,
+    SHARES: tl.constexpr, NOTHING: tl.constexpr, LOWEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`kernel.select_candidates` of one row. Logits fall into PARTS strided parts of PART each in every block of BLOCK."""
-    row = tl.program_id(0).to(tl.int64)
+    """`kernel.select_candidates` of every SHARES-th block of one row. Logits fall into PARTS strided parts of PART each in every block of
+    BLOCK. NOTHING: the id of an empty place.
+    """
+    row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start_early(PDL)
     source, of_row = logits + source_row(row, block) * vocabulary, keys + row * blocks
     group, part = tl.arange(0, GROUPS), tl.arange(0, PARTS)
@@ -44,10 +46,10 @@ def select_by_word(
     wait_previous(PDL)
     largest = tl.full((GROUPS,), LOWEST, tl.int64)
     for member in tl.static_range(GROUP):
-        at = member * GROUPS + group
+        at = (member * GROUPS + group) * SHARES + share
         largest = tl.maximum(largest, tl.load(of_row + at, mask=at < blocks, other=LOWEST))
     best = _best_of(largest, count, K2)
-    at = (best // BLOCK % GROUPS)[:, None] + in_group[None, :] * GROUPS
+    at = ((best // BLOCK // SHARES % GROUPS)[:, None] + in_group[None, :] * GROUPS) * SHARES + share
     packed = tl.load(of_row + at, mask=(best >= 0)[:, None] & (at < blocks), other=LOWEST)
     best = _best_of(tl.reshape(packed, (K2 * GROUP,)), count, K2)
     largest = tl.full((K2, PARTS), LOWEST, tl.int64)
@@ -63,4 +65,5 @@ def select_by_word(
     best = _best_of(tl.reshape(packed, (K2 * PART,)), count, K2)
     start_next(PDL)
     place = tl.arange(0, K2)
-    tl.store(ids_out + row * count + place, tl.maximum(best, 0).to(tl.int64), mask=place < count)
+    at = (row * SHARES + share) * count + place
+    tl.store(ids_out + at, tl.maximum(best, NOTHING).to(tl.int64), mask=place < count)

@@ -186,11 +186,11 @@ def test_forms_are_compared_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(compare_forms, "replay_us", lambda *_, **__: next(times))
     subjects = {kind: (random_drafter(config, torch.float32, "cpu"),) for kind, config in kinds(TINY).items()}
     packed = {kind: (found[0], pack(found[0], 64, merged=kind == "DSpine")) for kind, found in subjects.items()}
-    arguments = Namespace(context=8, forms=["plain", "summed"], samples=2, inner=1)
+    arguments = Namespace(context=8, forms=["plain", "merged"], samples=2, inner=1)
     assert compare_forms.measure_batch(arguments, 1, packed, {}) == {
         "DFlash": {"us": 4.0, "over_dflash_percent": 0.0},
         "plain": {"us": 5.0, "over_dflash_percent": 25.0, "equal_tokens": "1 of 1"},
-        "summed": {"us": 4.4, "over_dflash_percent": 10.0, "equal_tokens": "1 of 1"},
+        "merged": {"us": 4.4, "over_dflash_percent": 10.0, "equal_tokens": "1 of 1"},
     }
 
 

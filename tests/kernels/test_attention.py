@@ -59,34 +59,6 @@ def test_block_attention(
         close(out, torch.cat((want[2 * block :], want[:block])), dtype)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block", "causal", "window"), CASES)
-def test_block_attention_of_sums(
-    heads: int, kv_heads: int, dim: int, block: int, causal: bool, window: int | None,
-    device: torch.device, dtypes: tuple[torch.dtype, ...],
-) -> None:  # fmt: skip
-    """Projections in two parts, one of them a view, over the root mean square of other rows."""
-    rows, columns, width, eps, splits = 2 * block, (heads + 2 * kv_heads) * dim, 24, 1e-6, 2
-    for dtype in dtypes:
-        lengths = torch.tensor([20, 0], device=device)
-        cache = [randn(2, kv_heads, 24, dim, device=device, dtype=dtype) for _ in range(2)]
-        wide, effect = (randn(rows, n, device=device, dtype=dtype) for n in (columns + 8, columns))
-        states = randn(rows, width, device=device, dtype=dtype, scale=3.0)
-        squares = states.float().pow(2).unflatten(-1, (3, -1)).sum(-1).T.contiguous()
-        norms = [randn(dim, device=device, dtype=dtype) for _ in range(2)]
-        angles = torch.outer(torch.arange(64.0), 100.0 ** -(torch.arange(0, dim, 2) / dim)).to(device)
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        out = poisoned(rows, heads * dim, device=device, dtype=dtype)
-        scratch = [poisoned(n, device=device) for n in partial_sizes(2, kv_heads, heads, dim, block, splits)]
-        block_attention(
-            wide[:, 8:], *norms, eps, cos, sin, lengths, *cache, out, *scratch,
-            block=block, causal=causal, window=window, splits=splits, added=effect, squares=squares, width=width,
-        )  # fmt: skip
-        inverse = torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + eps)
-        summed = ((wide[:, 8:].float() + effect.float()) * inverse).to(dtype)
-        want = block_attention_reference(summed, *norms, eps, cos, sin, lengths, *cache, heads, block, causal, window)
-        close(out, want, dtype)
-
-
 @pytest.mark.parametrize("page", [4, 16])
 def test_block_attention_over_pages(page: int, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
     """The same from scattered pages, keys beside values, lengths among other numbers; positions past the tables rotate as the last."""

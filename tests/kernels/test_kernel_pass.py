@@ -26,7 +26,7 @@ from tests.kernels.comparison import close
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.mark.parametrize("form", ["plain", "folded", "merged", "summed"])
+@pytest.mark.parametrize("form", ["plain", "folded", "merged"])
 @pytest.mark.parametrize("fused", [True, False], ids=["our_products", "vendor_products"])
 @pytest.mark.parametrize("case", ["b4_mha_k1", "b8_gqa", "b16_qwen_ratio"])
 def test_pass_equals_golden(case: str, fused: bool, form: Form, device: torch.device) -> None:
@@ -35,7 +35,7 @@ def test_pass_equals_golden(case: str, fused: bool, form: Form, device: torch.de
     io = {name: tensor.to(device) for name, tensor in load_file(GOLDEN / case / "io.safetensors").items()}
     checkpoint = load_checkpoint(GOLDEN / case / "drafter")
     drafter = checkpoint.bind(embed_tokens=io["embed_tokens.weight"], lm_head=io["lm_head.weight"])
-    weights = pack(drafter, max_positions=128, folded=form == "folded", merged=form in ("merged", "summed"))
+    weights = pack(drafter, max_positions=128, folded=form == "folded", merged=form == "merged")
     batch, tokens = io["target_hidden"].shape[:2]
     state = drafter.new_state(batch, 64)
     cache = CacheView(state.keys, state.values, state.lengths)

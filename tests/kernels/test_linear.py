@@ -79,27 +79,6 @@ def test_residual_and_write(
             assert torch.equal(out[::write_block], residual[::write_block])
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.weight_rows}x{plan.rows}x{plan.depth}s{plan.splits}")
-def test_write_with_a_rest(plan: Plan, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
-    """The first columns are added to the state, the others go elsewhere as they are; slot 0 keeps its state and changes nothing."""
-    rows, columns, more, depth, block = 20, 72, 104, 136, 5
-    for dtype in dtypes:
-        x, weight = randn(rows, depth, device=device, dtype=dtype), randn(columns + more, depth, device=device, dtype=dtype, scale=0.2)
-        residual = randn(rows, columns, device=device, dtype=dtype, scale=5.0)
-        squares = _squares(residual, 4)
-        out, rest = (poisoned(rows, n, device=device, dtype=dtype) for n in (columns, more))
-        squares_out = poisoned(plan.tiles(columns), rows, device=device)
-        linear(
-            x, weight, out, plan, Workspace.for_plans([(plan, rows, columns + more)], device), squares=squares, norm_width=columns,
-            write=True, block=block, residual=residual, squares_out=squares_out, squares_columns=columns, rest=rest,
-        )  # fmt: skip
-        want = linear_reference(x, weight, squares=squares, norm_width=columns, write=True, block=block)
-        close(out, want[:, :columns] + residual.float(), dtype)
-        close(rest, want[:, columns:], dtype)
-        assert torch.equal(out[::block], residual[::block]) and not rest[::block].any()
-        close(squares_out.sum(0), out.float().pow(2).sum(-1), torch.float32)
-
-
 def test_pair(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
     for dtype in dtypes:
         plan, rows, columns, depth = Plan(32, 16, 64, 1, 4, 2), 18, 40, 72

@@ -41,7 +41,7 @@ def test_rounding() -> None:
 
 @pytest.mark.parametrize("exact", [True, False], ids=["not_rounded", "rounded"])
 @pytest.mark.parametrize(("kind", "batch", "form"), [
-    ("DSpine", 3, None), ("DFlash", 1, None), ("DSpine", 3, "merged"), ("DSpine", 3, "summed"), ("DSpine", 2, "folded"),
+    ("DSpine", 3, None), ("DFlash", 1, None), ("DSpine", 3, "merged"), ("DSpine", 2, "folded"),
     ("DFlash", 3, "plain"),
 ])  # fmt: skip
 def test_a_pass_multiplies_rounded_numbers(
@@ -64,7 +64,7 @@ def test_a_pass_multiplies_rounded_numbers(
     if form is None:
         rounded = PassFactory(drafter, 32, "fp8").draft(cache, batch)
     else:
-        weights = quantise_drafter(pack(drafter, 32, folded=kind == "DSpine", merged=form in ("merged", "summed")))
+        weights = quantise_drafter(pack(drafter, 32, folded=kind == "DSpine", merged=form == "merged"))
         rounded = FewFp8Pass(drafter.config, weights, cache, batch, form=form)
     plain = DraftPass(drafter.config, pack(drafter, 32), cache, batch, fused=False)
     for draft in (rounded, plain):

@@ -18,15 +18,8 @@ from triton.runtime.jit import JITFunction
 
 NOT, EARLY, LATE = 0, 1, 2  # when the successor may start; not dependent at all where that measured best
 STARTS: dict[str, int] = {
-    **dict.fromkeys(("_attend", "_gate", "_merge"), EARLY),
-    **dict.fromkeys(
-        (
-            "_messages",
-            "_silu_mul",
-            "_round_rows",
-        ),
-        NOT,
-    ),
+    **dict.fromkeys(("_attend", "_gate", "_merge", "_round_rows"), EARLY),
+    **dict.fromkeys(("_messages", "_silu_mul"), NOT),
 }
 DEFAULT_START = LATE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,8 +44,8 @@ def scaled_product(
         residual: [R, N], added before rounding, may be `out`; only by our own.
     """
     if (plan := own_plan(weight, out)) is not None:
-        nothing_shared = Workspace(out, out)
-        linear(x, weight, out, plan, nothing_shared, scales=scales, x_scales=x_scales, residual=residual)
+        workspace = _workspace(plan, *out.shape, out.device)
+        linear(x, weight, out, plan, workspace, scales=scales, x_scales=x_scales, residual=residual)
         return
     assert residual is None
     if _multiplies(weight, out):
@@ -55,7 +56,13 @@ def scaled_product(
 
 def own_plan(weight: Tensor, out: Tensor) -> Plan | None:
     """How our own product makes out [R, N] from weight [N, K] in e4m3, if it does."""
-    return rounded_plan(*out.shape) if _multiplies(weight, out) else None
+    return rounded_plan(*out.shape, weight.shape[1]) if _multiplies(weight, out) else None
+
+
+@functools.cache
+def _workspace(plan: Plan, rows: int, columns: int, device: torch.device) -> Workspace:
+    """Scratch of products on one stream. Its counters are zero between launches, so it is made once, outside of any graph."""
+    return Workspace.for_plans([(plan, rows, columns)], device)
 
 
 def _multiplies(weight: Tensor, out: Tensor) -> bool:

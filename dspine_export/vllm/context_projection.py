@@ -1,4 +1,4 @@
-"""Keys and values of context rows before their norms and rotation: one product for all layers."""
+"""What context rows are projected by: the tapped states to the drafter's, and those to keys and values of all layers in one product."""
 
 from __future__ import annotations
 
@@ -11,6 +11,36 @@ from torch import Tensor
 
 from dspine_export.runtime.float8 import RoundedRows
 from dspine_export.vllm.backbone_pass import Geometry
+from dspine_export.vllm.product_weights import is_rounded, matrix, obstacle, row_scales
+
+
+@dataclass(frozen=True)
+class TapProjection:
+    """weight: e4m3 [d, A*d] with float32 scales [d]: vLLM's own layer rounds the tapped states in a launch three times as long as ours."""
+
+    weight: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, backbone: Any) -> TapProjection | None:
+        """None: not in float8, or held otherwise than the product expects."""
+        fc = backbone.fc
+        if not is_rounded(fc) or obstacle(fc, matrix(fc).shape[1]) is not None:
+            return None
+        return cls(matrix(fc), row_scales(fc))
+
+    def project(self, taps: Tensor) -> Tensor:
+        """[R, A*d] -> [R, d]"""
+        rows, columns = taps.shape
+        rounded = RoundedRows.empty(rows, columns, taps.device)
+        rounded.round(taps)
+        states = taps.new_empty(rows, len(self.weight))
+        rounded.times(self.weight, self.scales, states)
+        return states
+
+    def refresh(self, backbone: Any) -> None:
+        """Takes new scales; the weight is vLLM's own."""
+        self.scales.copy_(row_scales(backbone.fc))
 
 
 @dataclass(frozen=True)

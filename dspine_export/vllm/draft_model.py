@@ -118,6 +118,13 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         self._decoder: BlockDecoder | None = None
         self._proposal: Proposal | None = None
 
+    def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
+        """vLLM's, or the same on this package's kernels. [R, A*d] -> [R, d]"""
+        whole = hidden_states.ndim == 2 and hidden_states.shape[1] == self.model.fc.input_size
+        fused = self.model.fused() if whole else None
+        states = None if fused is None else fused.combine(hidden_states)
+        return super().combine_hidden_states(hidden_states) if states is None else states
+
     @torch.inference_mode()
     def sample_sequential(self, speculator: Any, num_reqs: int, head_hidden: Tensor) -> bool:
         """Decodes ``num_reqs`` blocks into ``speculator.draft_tokens``; called by vLLM in place of its Markov sampling.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dspine_export.runtime.packed_weights import PackedDrafter, PackedLayer
 from dspine_export.vllm.backbone_pass import MOST_STATIC_ROWS, BackbonePass, Buffers, Geometry, LayerContext
-from dspine_export.vllm.context_projection import ContextProjection
+from dspine_export.vllm.context_projection import ContextProjection, TapProjection
 from dspine_export.vllm.fused_support import products
 from dspine_export.vllm.product_weights import is_rounded, matrix, row_scales
 
@@ -78,7 +78,7 @@ class FusedBackbone:
         if few is None:
             few = FEW_NARROW_ROWS if scales else FEW_ROWS
         self.geometry = Geometry(backbone.drafter, packed_views(backbone), backbone.block, longest, few, scales)
-        self._context = ContextProjection.of(backbone, self.geometry)
+        self._taps, self._context = TapProjection.of(backbone), ContextProjection.of(backbone, self.geometry)
         static = min(max(requests * backbone.block, few), max(MOST_STATIC_ROWS, few))
         self._buffers = Buffers(self.geometry, static)
         self._passes: dict[int, BackbonePass] = {}
@@ -100,6 +100,10 @@ class FusedBackbone:
             return None
         self.last = self._pass(rows // block)
         return self.last.launch(input_ids, positions, contexts)
+
+    def combine(self, taps: Tensor) -> Tensor | None:
+        """Context states [R, d] of tapped ones [R, A*d] where their projection is in float8; None: vLLM's own layer does it."""
+        return None if self._taps is None or len(taps) == 0 else self._taps.project(taps)
 
     def store(self, states: Tensor, positions: Tensor, slots: Tensor | list[Tensor | None]) -> bool:
         """Projects context states [R, d] and stores the rows of all layers; False: not done, the cache is not as the kernel needs it."""
@@ -124,6 +128,8 @@ class FusedBackbone:
         for address, scales in scales_of(self._backbone).items():
             self.geometry.scales[address].copy_(scales)
         self._context.refresh(ContextProjection.of(self._backbone, self.geometry))
+        if self._taps is not None:
+            self._taps.refresh(self._backbone)
 
     def _pass(self, batch: int) -> BackbonePass:
         found = self._passes.get(batch)

@@ -65,15 +65,19 @@ def plan_for(
 
 
 ROUNDED_ROWS, ROUNDED_PROGRAMS = 256, 128
+DEEP_ROWS, DEEP = 128, 2  # most rows of products whose depth is shared by two programs, and how many times as deep as wide they are
 
 
-def rounded_plan(rows: int, columns: int) -> Plan | None:
+def rounded_plan(rows: int, columns: int, depth: int) -> Plan | None:
     """How to cut a product of float8 rows with a float8 weight into one wave of programs; None: the vendor's is no slower.
 
-    Measured with scales by row and column, at Qwen3-8B's shapes and 128 rows: 8, 10 and 21 us for 4096 x 4096, 6144 x 4096 and
-    4096 x 12288, the vendor's 19, 14 and 32; at 256 rows 10 and 24 for the first and last, 14 and 33. Smaller ones are taken to be alike.
+    Measured with scales by row and column, at Qwen3-8B's shapes and 128 rows: 8, 10 and 21 us for 4096 x 4096, 6144 x 4096 and (depth not
+    shared) 4096 x 12288, the vendor's 19, 14 and 32; 30 for 4096 x 20480, the vendor's 55; at 256 rows 10 and 24 for the first and third,
+    the vendor's 14 and 33. Smaller ones are taken to be alike.
     """
     tiles = triton.cdiv(columns, 64)
+    if depth > max(256, DEEP * columns) and rows <= DEEP_ROWS and 2 * tiles <= ROUNDED_PROGRAMS:
+        return Plan(64, max(16, triton.next_power_of_2(rows)), 256, 2, 4, 4)
     for rows_each in (32, 64, 128) if rows <= 32 else (64, 128):
         if rows <= ROUNDED_ROWS and tiles * triton.cdiv(rows, rows_each) <= ROUNDED_PROGRAMS:
             return Plan(64, rows_each, 256, 1, 4, 4)

@@ -19,7 +19,7 @@ TILE = 128
 SHARES, EACH = 2, 16
 SHORTLIST = SHARES * EACH
 # Launches: tiles of a program and its warps; depth of a step, warps, buffered steps.
-MAXIMA, RESCORE = (64, 4), (1024, 8, 1)
+MAXIMA, RESCORE = (64, 4), (256, 4, 4)
 
 
 @triton.jit

@@ -201,8 +201,16 @@ def test_plans_cover_their_shapes() -> None:
 
 def test_float8_rows_are_cut_into_one_wave() -> None:
     """Ours where programs are about as many as multiprocessors, the vendor's elsewhere."""
-    found = {(rows, columns): rounded_plan(rows, columns) for rows in (16, 128, 160, 256, 512) for columns in (4096, 6144, 24576)}
+    found = {(rows, columns): rounded_plan(rows, columns, 4096) for rows in (16, 128, 160, 256, 512) for columns in (4096, 6144, 24576)}
     assert {key for key, plan in found.items() if plan is None} == {
         (160, 6144), (256, 6144), *((rows, 24576) for rows in (16, 128, 160, 256)), *((512, columns) for columns in (4096, 6144, 24576))
     }  # fmt: skip
     assert found[128, 4096] == Plan(64, 64, 256, 1, 4, 4) and found[256, 4096] == Plan(64, 128, 256, 1, 4, 4)
+    assert found[16, 4096] == Plan(64, 32, 256, 1, 4, 4)
+    assert rounded_plan(10, 4096, 12288) == Plan(64, 16, 256, 2, 4, 4), "deep ones are shared"
+    assert rounded_plan(128, 4096, 20480) == Plan(64, 128, 256, 2, 4, 4)
+    assert rounded_plan(160, 4096, 20480) == Plan(64, 128, 256, 1, 4, 4)
+    assert rounded_plan(512, 4096, 20480) is None
+    for depth in range(16, 2048, 16):
+        plan = rounded_plan(16, 16, depth)
+        assert plan is not None and (plan.splits == 1 or 256 * ceil(depth / 512) < depth), "every share has some of it"

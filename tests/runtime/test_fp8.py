@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from dspine_export.errors import UsageError
 from dspine_export.runtime.bench.subjects import kinds, random_drafter
-from dspine_export.runtime.float8 import quantise, scaled_product
+from dspine_export.runtime.float8 import own_plan, quantise, scaled_product
 from dspine_export.runtime.fp8_weights import FewFp8Pass, quantise_drafter
 from dspine_export.runtime.injection_form import Form
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
@@ -83,7 +83,9 @@ def test_a_pass_multiplies_rounded_numbers(
         assert torch.equal(rounded.tokens, plain.tokens)
 
 
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(5, 48, 32), (128, 4096, 1024), (256, 4096, 512), (130, 9216, 512)])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [
+    (5, 48, 32), (128, 4096, 1024), (256, 4096, 512), (130, 9216, 512), (7, 64, 528), (100, 512, 2048),
+])  # fmt: skip
 def test_scaled_product(rows: int, columns: int, depth: int) -> None:
     """By our own product and by the vendor's where there is a GPU, widened where there is none."""
     if DEVICE == "cpu" and rows > 5:
@@ -96,6 +98,11 @@ def test_scaled_product(rows: int, columns: int, depth: int) -> None:
     want = (x8.float() * x_scales[:, None]) @ (w8.float() * scales[:, None]).T
     error = (out.float() - want).norm() / want.norm()
     assert float(error) < 0.01
+    if own_plan(w8, out) is not None:
+        residual = torch.randn(rows, columns, generator=generator).to(DEVICE, torch.bfloat16)
+        added = residual.clone()
+        scaled_product(x8, x_scales, w8, scales, added, residual=added)
+        torch.testing.assert_close(added.float(), want + residual.float(), rtol=0.02, atol=0.02 * float(want.std()))
 
 
 def test_where_it_cannot_be_had(tiny_pair: Pair, tiny: Opened) -> None:

@@ -130,7 +130,10 @@ def with_context(backbone: FusedBackbone) -> tuple[dict[str, Any], Tensor, list[
         torch.where(at < length, table[n, at // PAGE].long() * PAGE + at % PAGE, -1)
         for n, (at, length) in enumerate(zip(positions, LENGTHS, strict=True))
     ]
-    combined = torch.cat(states) @ backbone.geometry.weights.fc.T
+    taps = torch.cat(states)
+    combined = backbone.combine(taps)
+    if combined is None:
+        combined = taps @ backbone.geometry.weights.fc.T
     every = torch.cat(slots)
     assert backbone.store(combined, torch.cat(positions), [every, every[:], every[:]])
     metadata = {f"layers.{index}": SimpleNamespace(block_table=table) for index in range(3)}

@@ -28,7 +28,7 @@ from tests.vllm.imitated import (
     taps_of,
     with_context,
 )
-from tools.rounded_model import rounded_activations
+from tools.rounded_model import round_trip, rounded_activations
 
 FEW, MANY = 64, 0  # most rows of our own products
 
@@ -122,6 +122,28 @@ def test_refreshed_weights_are_those_of_the_modules(drafter: Drafter) -> None:
 
 class Fp8PtpcOnlineLinearMethod:
     """By its name alone."""
+
+
+@pytest.mark.usefixtures("true_rounding")
+def test_tapped_states_are_rounded_for_their_projection(drafter: Drafter) -> None:
+    """In float8 it is this package's product; scales written anew reach it."""
+    modules = as_vllm(drafter)
+    round_products(modules, "channel")
+    assert FusedBackbone(modules, requests=4, longest=64).combine(torch.zeros(1, 8, device=DEVICE)) is None, "it is vLLM's"
+    fc = modules.fc = rounded_linear(drafter.model.fc.weight, "tensor")
+    fc.quant_method = Fp8PtpcOnlineLinearMethod()
+    backbone = FusedBackbone(modules, requests=4, longest=64)
+    taps = torch.randn(5, fc.weight.shape[0], device=DEVICE)
+    wanted = round_trip(taps) @ (product_weights.matrix(fc).float() * product_weights.row_scales(fc)[:, None]).T
+    got = backbone.combine(taps)
+    assert got is not None
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    fc.weight_scale.mul_(2)
+    backbone.refresh()
+    doubled = backbone.combine(taps)
+    assert doubled is not None
+    torch.testing.assert_close(doubled, 2 * wanted, rtol=1e-4, atol=1e-4)
+    assert backbone.combine(taps[:0]) is None
 
 
 class Fp8LinearMethod:

@@ -89,6 +89,9 @@ def add_plans(rows: list[dict[str, Any]], measured: dict[str, Any]) -> None:
     for case in measured["cases"]:
         for row in rows:
             if (row["kind"], row["batch"], row["context"]) == ("DSpine", case["batch"], case["context"]):
+                if "failed" in case:
+                    row["skipped"] = row.get("skipped", {}) | {"engine": case["failed"]}
+                    continue
                 for key, own in (("portable", "engine"), ("segments", "segments")):
                     times = {"graph": case[key]["graph_us"], "stream": case[key]["stream_us"]}
                     tokens = {name: case[key][name] for name in ("tokens", "equal_to_eager", "equal_to_kernels")}

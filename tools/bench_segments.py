@@ -27,6 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dspine_export.errors import DspineError
 from dspine_export.lowering.engine.backend import Backend, open_backend
 from dspine_export.lowering.engine.full_precision import VARIABLE
 from dspine_export.lowering.onnx_export import WEIGHTS_FILE
@@ -222,7 +223,10 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
             },
         }
         if drafter is not None:
-            case |= measure_case(backend, drafter, folder, a.plugins, parts, symbols)
+            try:
+                case |= measure_case(backend, drafter, folder, a.plugins, parts, symbols)
+            except (RuntimeError, DspineError) as error:  # a batch that does not fit costs no other's numbers
+                case["failed"] = f"{type(error).__name__}: {error}"[:300]
             torch.cuda.empty_cache()
         result["cases"].append(case)
         print(json.dumps(case), flush=True)

@@ -67,6 +67,9 @@ def test_measured_plans_join_the_table() -> None:
     case["segments"] = {"graph_us": None, "stream_us": 25.0, **counts}
     add_plans(rows, {"label": "a library", "cases": [case, case | {"batch": 2}]})
     assert "engine" not in rows[0] and rows[1]["engine"]["name"] == "a library"
+    failed = [{"kind": "DSpine", "batch": 1, "context": 1024, "skipped": {"naive_graph": "too large"}}]
+    add_plans(failed, {"label": "a library", "cases": [{"batch": 1, "context": 1024, "failed": "out of memory"}]})
+    assert failed[0]["skipped"] == {"naive_graph": "too large", "engine": "out of memory"} and "segments" not in failed[0]
     assert row_line(rows[1]).split()[8] == "30"
     (line,) = plan_lines(json.loads(json.dumps(rows)))
     assert "segments and plugins 25 us uncaptured, 14 of 15" in line and "portable plan 30 us, 14" in line

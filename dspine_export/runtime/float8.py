@@ -44,7 +44,8 @@ def scaled_product(
         residual: [R, N], added before rounding, may be `out`; only by our own.
     """
     if (plan := own_plan(weight, out)) is not None:
-        workspace = _workspace(plan, *out.shape, out.device)
+        whole = -(-out.shape[0] // plan.rows) * plan.rows
+        workspace = Workspace(out, out) if plan.splits == 1 else _workspace(plan, whole, out.shape[1], out.device)
         linear(x, weight, out, plan, workspace, scales=scales, x_scales=x_scales, residual=residual)
         return
     assert residual is None
@@ -61,7 +62,7 @@ def own_plan(weight: Tensor, out: Tensor) -> Plan | None:
 
 @functools.cache
 def _workspace(plan: Plan, rows: int, columns: int, device: torch.device) -> Workspace:
-    """Scratch of products on one stream. Its counters are zero between launches, so it is made once, outside of any graph."""
+    """Scratch of products of up to `rows` rows on one stream. Its counters are zero between launches, so it is made once, outside of any graph."""
     return Workspace.for_plans([(plan, rows, columns)], device)
 
 

@@ -62,7 +62,7 @@ def own_plan(weight: Tensor, out: Tensor) -> Plan | None:
 
 @functools.cache
 def _workspace(plan: Plan, rows: int, columns: int, device: torch.device) -> Workspace:
-    """Scratch of one stream's products of up to `rows` rows. Its counters are zero between launches: it is made once, outside of any graph."""
+    """Scratch of one stream's products of up to `rows` rows. Its counters are zero between launches: made once, outside of any graph."""
     return Workspace.for_plans([(plan, rows, columns)], device)
 
 

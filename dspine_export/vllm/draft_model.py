@@ -73,6 +73,10 @@ class DSpineBackbone(DFlashQwen3Model):  # type: ignore[misc]
                 _logger.info("dspine: the drafter runs on vLLM's layers: %s", reason)
         return self._fused
 
+    def combine(self, taps: Tensor) -> Tensor | None:
+        """`FusedBackbone.combine`. It decides nothing: vLLM projects tapped states before all is in place that a decision looks at."""
+        return None if self._fused is None else self._fused.combine(taps)
+
     @property
     def last_pass(self) -> BackbonePass | None:
         """The pass that made the states which the last call returned; None: vLLM's layers did."""
@@ -119,10 +123,9 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         self._proposal: Proposal | None = None
 
     def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
-        """vLLM's, or the same on this package's kernels. [R, A*d] -> [R, d]"""
+        """vLLM's, or the same on this package's kernels, once those run the layers. [R, A*d] -> [R, d]"""
         whole = hidden_states.ndim == 2 and hidden_states.shape[1] == self.model.fc.input_size
-        fused = self.model.fused() if whole else None
-        states = None if fused is None else fused.combine(hidden_states)
+        states = self.model.combine(hidden_states) if whole else None
         return super().combine_hidden_states(hidden_states) if states is None else states
 
     @torch.inference_mode()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 pytest.importorskip("vllm", reason="needs vLLM; make test-vllm installs it")
 
@@ -31,6 +33,11 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return write_noisy_pair(tmp_path_factory.mktemp("fused"))
 
 
+def _without_a_matrix(backbone: Any, _: int) -> str | None:
+    """What is left of `fused_support.obstacle` on a CPU: what vLLM builds last."""
+    return None if isinstance(getattr(backbone, "_fused_kv_weight", None), Tensor) else "no matrix"
+
+
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the switch; on a CPU, where vLLM repacks weights for its products, they are kept as they are."""
@@ -38,7 +45,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
         keep = functools.partial(layer_utils.dispatch_cpu_unquantized_gemm, remove_weight=False)
         monkeypatch.setattr(layer_utils, "dispatch_cpu_unquantized_gemm", lambda layer, **_: keep(layer))
-        monkeypatch.setattr(draft_model, "obstacle", lambda *_: None)
+        monkeypatch.setattr(draft_model, "obstacle", _without_a_matrix)
 
 
 @pytest.mark.usefixtures("forced")
@@ -75,6 +82,15 @@ def test_drafts_equal_the_torch_model(noisy: Pair) -> None:
         )  # in bfloat16; `tools.bench_vllm` looks at the margins of a model of real size
     else:
         assert found.equal == found.tokens, found.as_dict()
+
+
+@pytest.mark.usefixtures("forced")
+def test_weights_that_are_never_loaded_run_on_our_kernels_too(noisy: Pair) -> None:
+    """vLLM joins dummy weights later than loaded ones, after it first projected tapped states; nothing may be decided before."""
+    with engine(noisy.target, noisy.drafter, dtype="bfloat16" if ON_GPU else "float32", load_format="dummy") as llm:
+        backbone = model_runner(llm).speculator.model.model
+        generate(llm, [[3, 5, 8]], 4)
+        assert backbone.last_pass is not None
 
 
 def test_what_stands_in_the_way_is_named(noisy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,9 +31,30 @@ def rounded(weight: Tensor, scales: Tensor) -> Tensor:
     return torch.cat(chunks)
 
 
+class Scratch:
+    """What products whose depth is shared leave to each other, kept by plan and size, for products that run one after another.
+
+    Counters are zero between launches, so they are made once, and never while a CUDA graph is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Plan, int, int], Workspace] = {}
+
+    def of(self, plan: Plan, out: Tensor) -> Workspace:
+        """Large enough for a product into out [R, N]."""
+        rows, columns = -(-out.shape[0] // plan.rows) * plan.rows, out.shape[1]
+        found = self._made.get((plan, rows, columns))
+        if found is None:
+            found = Workspace.for_plans([(plan, rows, columns)], out.device)
+            if not (out.is_cuda and torch.cuda.is_current_stream_capturing()):
+                self._made[plan, rows, columns] = found
+        return found
+
+
 def scaled_product(
-    x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor, residual: Tensor | None = None
-) -> None:
+    x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, out: Tensor,
+    residual: Tensor | None = None, scratch: Scratch | None = None,
+) -> None:  # fmt: skip
     """out [R, N] = (x x_scales) (weight scales)^T for x [R, K], weight [N, K] in e4m3, scales float32 [R] and [N].
 
     Ours where there is a plan (`own_plan`), else the vendor's; both take bfloat16 results and sizes in multiples of 16. Others are widened
@@ -42,10 +62,10 @@ def scaled_product(
 
     Args:
         residual: [R, N], added before rounding, may be `out`; only by our own.
+        scratch: of this product and others that never run at the same time; None: new at every call.
     """
     if (plan := own_plan(weight, out)) is not None:
-        whole = -(-out.shape[0] // plan.rows) * plan.rows
-        workspace = Workspace(out, out) if plan.splits == 1 else _workspace(plan, whole, out.shape[1], out.device)
+        workspace = Workspace(out, out) if plan.splits == 1 else (scratch or Scratch()).of(plan, out)
         linear(x, weight, out, plan, workspace, scales=scales, x_scales=x_scales, residual=residual)
         return
     assert residual is None
@@ -58,12 +78,6 @@ def scaled_product(
 def own_plan(weight: Tensor, out: Tensor) -> Plan | None:
     """How our own product makes out [R, N] from weight [N, K] in e4m3, if it does."""
     return rounded_plan(*out.shape, weight.shape[1]) if _multiplies(weight, out) else None
-
-
-@functools.cache
-def _workspace(plan: Plan, rows: int, columns: int, device: torch.device) -> Workspace:
-    """Scratch of one stream's products of up to `rows` rows. Its counters are zero between launches: made once, outside of any graph."""
-    return Workspace.for_plans([(plan, rows, columns)], device)
 
 
 def _multiplies(weight: Tensor, out: Tensor) -> bool:
@@ -97,6 +111,8 @@ class RoundedRows:
         """Takes x [R, K]; `before`: what precedes the rounding, see `dspine_kernels.rows.round_rows`."""
         round_rows(x, self.values, self.scales, **before)
 
-    def times(self, weight: Tensor, scales: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-        """out [R, N] = the rows times weight [N, K] (e4m3, float32 scales [N])^T. residual: see `scaled_product`."""
-        scaled_product(self.values, self.scales, weight, scales, out, residual)
+    def times(
+        self, weight: Tensor, scales: Tensor, out: Tensor, residual: Tensor | None = None, scratch: Scratch | None = None
+    ) -> None:
+        """out [R, N] = the rows times weight [N, K] (e4m3, float32 scales [N])^T. residual, scratch: see `scaled_product`."""
+        scaled_product(self.values, self.scales, weight, scales, out, residual, scratch)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from dspine_export.runtime.float8 import RoundedRows, Scales, own_plan
+from dspine_export.runtime.float8 import RoundedRows, Scales, Scratch, own_plan
 from dspine_export.runtime.packed_weights import PackedLayer
 from dspine_export.runtime.pass_step import Step
 from dspine_export.runtime.vendor_layer import VendorLayers
@@ -33,6 +33,7 @@ class RoundedLayers(VendorLayers):
         if rows is None:
             rows = {name: RoundedRows.empty(draft.rows, k, draft.x.device) for name, k in self.widths().items()}
         self.rows = rows
+        self._scratch = Scratch()
         self._adds = own_plan(draft.weights.layers[0].o, draft.x) is not None  # of down the same decides
 
     def widths(self) -> dict[str, int]:
@@ -52,7 +53,7 @@ class RoundedLayers(VendorLayers):
         self.rows[name].round(x, **before)
 
     def _product(self, name: str, weight: Tensor, out: Tensor) -> None:
-        self.rows[name].times(weight, self._scales[weight.data_ptr()], out)
+        self.rows[name].times(weight, self._scales[weight.data_ptr()], out, scratch=self._scratch)
 
     @property
     def _pending(self) -> Tensor | None:
@@ -63,7 +64,7 @@ class RoundedLayers(VendorLayers):
         """x += the product, or `update` = the product."""
         scales, x = self._scales[weight.data_ptr()], self.draft.x
         if self._pending is None:
-            self.rows[name].times(weight, scales, x, residual=x)
+            self.rows[name].times(weight, scales, x, residual=x, scratch=self._scratch)
         else:
             self.rows[name].times(weight, scales, self._pending)
 

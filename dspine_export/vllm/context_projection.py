@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from dspine_kernels.rows import rms_norm
 from torch import Tensor
 
-from dspine_export.runtime.float8 import RoundedRows
+from dspine_export.runtime.float8 import RoundedRows, Scratch
 from dspine_export.vllm.backbone_pass import Geometry
 from dspine_export.vllm.product_weights import is_rounded, matrix, obstacle, row_scales
 
@@ -20,6 +20,7 @@ class TapProjection:
 
     weight: Tensor
     scales: Tensor
+    _scratch: Scratch = field(default_factory=Scratch)
 
     @classmethod
     def of(cls, backbone: Any) -> TapProjection | None:
@@ -35,7 +36,7 @@ class TapProjection:
         rounded = RoundedRows.empty(rows, columns, taps.device)
         rounded.round(taps)
         states = taps.new_empty(rows, len(self.weight))
-        rounded.times(self.weight, self.scales, states)
+        rounded.times(self.weight, self.scales, states, scratch=self._scratch)
         return states
 
     def refresh(self, backbone: Any) -> None:

@@ -12,9 +12,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from dspine_kernels.linear import Plan
+
 from dspine_export.errors import UsageError
 from dspine_export.runtime.bench.subjects import kinds, random_drafter
-from dspine_export.runtime.float8 import own_plan, quantise, scaled_product
+from dspine_export.runtime.float8 import Scratch, own_plan, quantise, scaled_product
 from dspine_export.runtime.fp8_weights import FewFp8Pass, quantise_drafter
 from dspine_export.runtime.injection_form import Form
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
@@ -81,6 +83,17 @@ def test_a_pass_multiplies_rounded_numbers(
             assert 1e-3 < float((got - want).norm() / want.norm()) < 0.25, name
     if exact:
         assert torch.equal(rounded.tokens, plain.tokens)
+
+
+def test_scratch_is_made_once_a_size() -> None:
+    """For all rows of a tile; no two owners share any, so that their products may run at the same time."""
+    scratch, plan = Scratch(), Plan(64, 16, 256, 2, 4, 4)
+    outs = [torch.empty(rows, columns, device=DEVICE) for rows, columns in ((5, 64), (16, 64), (17, 64), (5, 128))]
+    made = [scratch.of(plan, out) for out in outs]
+    assert made[0] is made[1]
+    assert len({id(one) for one in made}) == 3
+    assert scratch.of(plan, outs[0]) is made[0] and Scratch().of(plan, outs[0]) is not made[0]
+    assert made[2].partial.numel() == 2 * 64 * 32 and not made[2].counters.any()
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [

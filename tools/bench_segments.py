@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,25 +212,38 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "cases": [],
     }
     drafter = None if a.build_only else open_drafter(a)
+    if drafter is not None:
+        result |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for batch in a.batch:
-        symbols = {"batch": batch, "context": a.context}
-        parts = {form: build_plans(backend, folder / form, form, symbols) for form in forms}
-        case: dict[str, Any] = {
-            **symbols,
-            "steps": [f"plan of {p.nodes} nodes" if isinstance(p, Plan) else p.op_type for p in parts["fused"]],
-            "build_seconds": {
-                form: round(sum(p.seconds for p in found if isinstance(p, Plan)), 1) for form, found in parts.items()
-            },
-        }
-        if drafter is not None:
-            try:
-                case |= measure_case(backend, drafter, folder, a.plugins, parts, symbols)
-            except (RuntimeError, DspineError) as error:  # a batch that does not fit costs no other's numbers
-                case["failed"] = f"{type(error).__name__}: {error}"[:300]
-            torch.cuda.empty_cache()
+        case: dict[str, Any] = {"batch": batch, "context": a.context}
         result["cases"].append(case)
+        try:
+            case |= run_case(a, backend, folder, forms, drafter, dict(case))
+        except (RuntimeError, DspineError) as error:  # a batch that does not fit costs no other's numbers
+            case["failed"] = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps(case), flush=True)
-    return result if drafter is None else result | {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        a.out.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def run_case(
+    a: argparse.Namespace,
+    backend: Backend,
+    folder: Path,
+    forms: Sequence[Form],
+    drafter: Drafter | None,
+    symbols: dict[str, int],
+) -> dict[str, Any]:
+    """The plans of one batch size and, with a drafter, their numbers."""
+    parts = {form: build_plans(backend, folder / form, form, symbols) for form in forms}
+    found: dict[str, Any] = {
+        "steps": [f"plan of {p.nodes} nodes" if isinstance(p, Plan) else p.op_type for p in parts["fused"]],
+        "build_seconds": {form: round(sum(p.seconds for p in own if isinstance(p, Plan)), 1) for form, own in parts.items()},
+    }
+    if drafter is not None:
+        found |= measure_case(backend, drafter, folder, a.plugins, parts, symbols)
+        torch.cuda.empty_cache()
+    return found
 
 
 def measure_case(
@@ -255,14 +268,14 @@ def measure_case(
     return found
 
 
-def main() -> None:
-    """Command line."""
+def main() -> int:
+    """Command line; 1 where no batch size came through."""
     a = parse_arguments()
     with tempfile.TemporaryDirectory() as temporary:
         result = run(a, a.work or Path(temporary))
-    a.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+    return 1 if all("failed" in case for case in result["cases"]) else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

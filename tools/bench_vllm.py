@@ -153,6 +153,9 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
             result["rows"].append(row)
             write(a.out / f"{name}.json", result)
     with turn(a.turns):
+        for batch in a.profile:  # before the check, which gives DSpine other weights
+            result.setdefault("profile", {})[batch] = profile_steps(llm, prompts_of(batch, 11, a), PROFILED_TOKENS)
+            write(a.out / f"{name}.json", result)
         if chosen.lengths:
             result["draft_graph_us"] = draft_graph_us(model_runner(llm))
             print("graph", name, result["draft_graph_us"], flush=True)
@@ -160,9 +163,6 @@ def measure(name: str, a: argparse.Namespace) -> dict[str, Any]:
             result |= check_drafts(llm, a.prompt, SHAPES[a.shape]["vocab_size"], max(a.batches))
             print("drafts", {key: result[key] for key in result if key.startswith("drafts")}, flush=True)
         result |= machine()
-        for batch in a.profile:
-            write(a.out / f"{name}.json", result)
-            result.setdefault("profile", {})[batch] = profile_steps(llm, prompts_of(batch, 11, a), PROFILED_TOKENS)
     write(a.out / f"{name}.json", result)
     return result
 

@@ -48,7 +48,7 @@ def units_of(events: Iterable[dict[str, Any]]) -> list[Unit]:
     """Launches by their start, the kernels of a CUDA graph together."""
     events = list(events)
     replays = {
-        event["args"]["correlation"]
+        event.get("args", {}).get("correlation")
         for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "GraphLaunch" in event["name"]
     }
@@ -56,8 +56,8 @@ def units_of(events: Iterable[dict[str, Any]]) -> list[Unit]:
     graphs: dict[int, Unit] = {}
     for event in sorted((one for one in events if one.get("cat") in ON_THE_DEVICE), key=lambda one: float(one["ts"])):
         name, start = event["name"][:NAME_LENGTH], float(event["ts"])
-        end, launch = start + float(event["dur"]), event["args"].get("correlation")
-        if launch not in replays:
+        end, launch = start + float(event["dur"]), event.get("args", {}).get("correlation")
+        if launch is None or launch not in replays:
             units.append(Unit(name, start, end))
             continue
         if launch not in graphs:
@@ -65,17 +65,24 @@ def units_of(events: Iterable[dict[str, Any]]) -> list[Unit]:
             units.append(graphs[launch])
         graphs[launch].end = max(graphs[launch].end, end)
         graphs[launch].parts.append((name, end - start))
+    alike: dict[int, list[list[str]]] = {}
     for graph in graphs.values():
-        graph.name = f"graph of {len(graph.parts)}"
+        kernels = [name for name, _ in graph.parts]
+        others = alike.setdefault(len(kernels), [])
+        if kernels not in others:
+            others.append(kernels)
+        place = others.index(kernels)
+        graph.name = f"graph of {len(kernels)}" + (f", {place + 1}" if place else "")
     return units
 
 
 def steps_of(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The most frequent step, from one start of the longest graph to the next.
+    """The most frequent step, from one start of the graph that takes the most time in all to the next: of an engine whose target is one
+    graph.
 
     Returns:
-        steps: how many were like it, of how many; step_us: medians over them, as everything; launches: name, microseconds and those
-        idle before it, in order; inside: by graph, microseconds and number of its kernels by name.
+        steps: how many were like it, of how many; step_us: medians over them, as of launches: name, microseconds and those idle before it,
+        in order; inside: of one of them, by graph, microseconds and number of its kernels by name.
     """
     units = units_of(events)
     spent: Counter[str] = Counter()

@@ -34,7 +34,7 @@ def rounded(weight: Tensor, scales: Tensor) -> Tensor:
 class Scratch:
     """What products whose depth is shared leave to each other, kept by plan and size, for products that run one after another.
 
-    Counters are zero between launches, so they are made once, and never while a CUDA graph is recorded.
+    Counters are zero between launches, so they are made once; what is made while a CUDA graph is recorded is that graph's alone.
     """
 
     def __init__(self) -> None:

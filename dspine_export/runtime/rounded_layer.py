@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class RoundedLayers(VendorLayers):
-    """Launches. Our own products add to x. The vendor's leave what is to be added in `update`; whatever comes next adds it.
+    """Launches. Where o and down are products of our own, they add to x; else they leave what is to be added in `update`, and whatever
+    comes next adds it.
 
     Args:
         scales: of the rounded weights. rows: at least ``normed``, ``attended`` and ``activated``, of the pass's rows; None: own ones.
+
+    Attributes:
+        adds: whether o and down add to x.
     """
 
     def __init__(self, draft: DraftPass, scales: Scales, rows: Mapping[str, RoundedRows] | None = None) -> None:
@@ -34,7 +38,7 @@ class RoundedLayers(VendorLayers):
             rows = {name: RoundedRows.empty(draft.rows, k, draft.x.device) for name, k in self.widths().items()}
         self.rows = rows
         self._scratch = Scratch()
-        self._adds = own_plan(draft.weights.layers[0].o, draft.x) is not None  # of down the same decides
+        self.adds = all(own_plan(w, draft.x) is not None for layer in draft.weights.layers for w in (layer.o, layer.down))
 
     def widths(self) -> dict[str, int]:
         """Columns of the rounded rows by name."""
@@ -58,7 +62,7 @@ class RoundedLayers(VendorLayers):
     @property
     def _pending(self) -> Tensor | None:
         """What is still to be added to x after `_added_product`."""
-        return None if self._adds else self.update
+        return None if self.adds else self.update
 
     def _added_product(self, name: str, weight: Tensor) -> None:
         """x += the product, or `update` = the product."""
@@ -66,7 +70,7 @@ class RoundedLayers(VendorLayers):
         if self._pending is None:
             self.rows[name].times(weight, scales, x, residual=x, scratch=self._scratch)
         else:
-            self.rows[name].times(weight, scales, self._pending)
+            self.rows[name].times(weight, scales, self._pending, scratch=self._scratch)
 
     def _add_and_norm(self, gain: Tensor, normed: Tensor | None = None) -> None:
         """Adds what is pending to x; its norm is rounded, and stored unrounded where a place is given."""

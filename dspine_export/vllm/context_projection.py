@@ -50,6 +50,7 @@ class ContextProjection:
 
     weight: Tensor
     scales: Tensor | None
+    _scratch: Scratch = field(default_factory=Scratch)
 
     @classmethod
     def of(cls, backbone: Any, geometry: Geometry) -> ContextProjection:
@@ -67,7 +68,7 @@ class ContextProjection:
         rounded = RoundedRows.empty(len(states), states.shape[1], states.device)
         rounded.round(states, gain=gain, eps=eps)
         rows = states.new_empty(len(states), len(self.weight))
-        rounded.times(self.weight, self.scales, rows)
+        rounded.times(self.weight, self.scales, rows, scratch=self._scratch)
         return rows
 
     def refresh(self, other: ContextProjection) -> None:

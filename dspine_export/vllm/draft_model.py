@@ -124,7 +124,8 @@ class DSpineDraftModel(DFlashQwen3ForCausalLM):  # type: ignore[misc]
 
     def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
         """vLLM's, or the same on this package's kernels, once those run the layers. [R, A*d] -> [R, d]"""
-        whole = hidden_states.ndim == 2 and hidden_states.shape[1] == self.model.fc.input_size
+        fc = getattr(self.model, "fc", None)
+        whole = fc is not None and hidden_states.ndim == 2 and hidden_states.shape[1] == fc.input_size
         states = self.model.combine(hidden_states) if whole else None
         return super().combine_hidden_states(hidden_states) if states is None else states
 

@@ -71,9 +71,9 @@ DEEP_ROWS, DEEP = 128, 2  # most rows of products whose depth is shared by two p
 def rounded_plan(rows: int, columns: int, depth: int) -> Plan | None:
     """How to cut a product of float8 rows with a float8 weight into one wave of programs; None: the vendor's is no slower.
 
-    Measured with scales by row and column, at Qwen3-8B's shapes and 128 rows: 8, 10 and 21 us for 4096 x 4096, 6144 x 4096 and (depth not
-    shared) 4096 x 12288, the vendor's 19, 14 and 32; 30 for 4096 x 20480, the vendor's 55; at 256 rows 10 and 24 for the first and third,
-    the vendor's 14 and 33. Smaller ones are taken to be alike.
+    Measured with scales by row and column, at Qwen3-8B's shapes and 128 rows: 8 to 9, 10 and 21 us for 4096 x 4096, 6144 x 4096 and (depth
+    not shared) 4096 x 12288, the vendor's 14 to 19, 14 and 32; 30 for 4096 x 20480, the vendor's 55; at 256 rows 10 to 11 and 24 for the
+    first and third, the vendor's 14 to 15 and 33. Smaller ones are taken to be alike.
     """
     tiles = triton.cdiv(columns, 64)
     if depth > max(256, DEEP * columns) and rows <= DEEP_ROWS and 2 * tiles <= ROUNDED_PROGRAMS:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from dspine_kernels.dependent import dependent, start_early, start_next, wait_previous
+from dspine_kernels.device import stages_that_fit
 from dspine_kernels.topk.kernel import select_of_shares
 from dspine_kernels.topk.keys import LOWEST, order_keys, source_row
 from torch import Tensor
@@ -42,7 +43,7 @@ def _tile_maxima(
 
 
 def shortlist(logits: Tensor, ids: Tensor, block: int, keys: Tensor | None = None) -> Tensor:
-    """Writes the ids of at least the `EACH` largest logits of every row, and as many more, into `ids`; -1 where there are no more.
+    """Writes the ids of at least the `EACH` largest logits of every row, and as many more, into `ids`; -1 where a share has no more.
 
     Args:
         logits: [N*B, V] float32 or bfloat16; of every block of B rows the first is left out.
@@ -84,7 +85,7 @@ def _rescore(
         x = tl.load(row + start + rd, mask=inside, other=0.0)
         score += tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], 1)
     start_next(PDL)
-    # Empty places hold some id of the vocabulary, behind all others: of a row of NaN nothing is listed, and its ids are looked up too.
+    # Empty places hold some id of the vocabulary, behind all others: a short vocabulary lists fewer, and their ids are looked up too.
     keys = tl.where(there, order_keys(score, ids), LOWEST + place.to(tl.int64))
     better = tl.sum(tl.where(keys[None, :] > keys[:, None], 1, 0), 1)
     ids = tl.where(there, ids, tl.minimum(place, vocabulary - 1))
@@ -105,9 +106,11 @@ def rescore(rows: Tensor, weight: Tensor, shortlist: Tensor, ids: Tensor, block:
     (slots, listed), width = shortlist.shape, rows.shape[1]
     assert listed >= ids.shape[1]
     depth, warps, stages = RESCORE
+    most, step = triton.next_power_of_2(listed), min(depth, triton.next_power_of_2(width))
+    stages = stages_that_fit(rows.device, stages, (most + 1) * step * rows.element_size())
     _rescore[(slots,)](
         rows, weight, shortlist, ids, width, weight.shape[0], listed, ids.shape[1], block,
-        S2=triton.next_power_of_2(listed), BD=min(depth, triton.next_power_of_2(width)), STAGES=stages, LOWEST=LOWEST,
+        S2=most, BD=step, STAGES=stages, LOWEST=LOWEST,
         num_warps=warps, **dependent(_rescore, rows),
     )  # fmt: skip
     return ids

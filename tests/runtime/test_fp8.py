@@ -17,7 +17,7 @@ from dspine_kernels.linear import Plan
 from dspine_export.errors import UsageError
 from dspine_export.runtime.bench.subjects import kinds, random_drafter
 from dspine_export.runtime.float8 import Scratch, own_plan, quantise, scaled_product
-from dspine_export.runtime.fp8_weights import FewFp8Pass, quantise_drafter
+from dspine_export.runtime.fp8_weights import FewFp8Pass, Fp8Layers, ManyFp8Pass, quantise_drafter
 from dspine_export.runtime.injection_form import Form
 from dspine_export.runtime.kernel_pass import CacheView, DraftPass
 from dspine_export.runtime.open_executor import open_executor
@@ -83,6 +83,29 @@ def test_a_pass_multiplies_rounded_numbers(
             assert 1e-3 < float((got - want).norm() / want.norm()) < 0.25, name
     if exact:
         assert torch.equal(rounded.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize(("kind", "intermediate"), [("DSpine", 48), ("DFlash", 544), ("DSpine", 40)])
+def test_own_products_add_to_the_state_where_all_can(kind: str, intermediate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU as a GPU would choose, rounding to float32. An intermediate size of 40 is none for own products: then nothing is added."""
+    monkeypatch.setattr("dspine_export.runtime.float8.NARROW", torch.float32)
+    monkeypatch.setattr("dspine_export.runtime.float8._multiplies", lambda weight, _: not any(n % 16 for n in weight.shape))
+    shapes = replace(kinds(TINY)[kind], vocab_size=48, mask_token_id=47, intermediate_size=intermediate)
+    drafter = random_drafter(shapes, torch.float32, DEVICE)
+    state = drafter.new_state(2, 16)
+    state.keys.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
+    state.values.normal_(generator=torch.Generator(DEVICE).manual_seed(2))
+    state.lengths.copy_(torch.tensor([16, 3]))
+    cache = CacheView(state.keys, state.values, state.lengths)
+    rounded = ManyFp8Pass(shapes, quantise_drafter(pack(drafter, 32)), cache, 2)
+    assert isinstance(rounded.layers, Fp8Layers) and rounded.layers.adds == (intermediate % 16 == 0)
+    plain = DraftPass(shapes, pack(drafter, 32), cache, 2, fused=False)
+    for draft in (rounded, plain):
+        draft.anchor_ids.copy_(torch.tensor([3, 11]))
+        for _ in range(2):  # scratch is left as it was found
+            draft.launch()
+    torch.testing.assert_close(rounded.x, plain.x, atol=1e-4, rtol=1e-4)
+    assert torch.equal(rounded.tokens, plain.tokens)
 
 
 def test_scratch_is_made_once_a_size() -> None:

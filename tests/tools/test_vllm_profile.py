@@ -37,5 +37,21 @@ def test_steps_are_cut_at_the_longest_graph() -> None:
     assert found["inside"] == {"graph of 3": {"gemm": [80, 2], "norm": [8, 1]}, "graph of 1": {"draft": [10, 1]}}
 
 
+def test_graphs_of_as_many_kernels_are_told_apart() -> None:
+    def event(cat: str, name: str, start: float, correlation: int | None) -> dict[str, Any]:
+        return {"cat": cat, "name": name, "ts": start, "dur": 10, "args": {} if correlation is None else {"correlation": correlation}}
+
+    trace = [event("cuda_runtime", "cudaGraphLaunch", 0, None)]
+    for step in range(4):
+        start = 100.0 * step
+        for launch, name, at in ((2 * step, "target", 0), (2 * step + 1, "draft", 60)):
+            trace += [event("cuda_runtime", "cudaGraphLaunch", start + at, launch), event("kernel", name, start + at, launch)]
+        trace[-3]["dur"] = 50
+    trace.append({"cat": "kernel", "name": "stray", "ts": 1000, "dur": 1})
+    found = steps_of(trace)
+    assert (found["steps"], found["step_us"]) == ("3 of 3", 100)
+    assert found["inside"] == {"graph of 1": {"target": [50, 1]}, "graph of 1, 2": {"draft": [10, 1]}}
+
+
 def test_a_trace_without_graphs_says_so() -> None:
     assert steps_of([{"cat": "kernel", "name": "k", "ts": 0, "dur": 1, "args": {}}]) == {"steps": "0 of 0"}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dspine_export.errors import DspineError
+from dspine_export.errors import DspineError, UsageError
 from dspine_export.lowering.engine.backend import Backend, open_backend
 from dspine_export.lowering.engine.full_precision import VARIABLE
 from dspine_export.lowering.onnx_export import WEIGHTS_FILE
@@ -192,7 +193,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--work", type=Path, help="folder for graphs and plans, temporary by default; what lies there is used again")
     add("--build-only", action="store_true", help="graphs and plans into --work, without a GPU")
     add("--out", type=Path, required=True)
-    return parser.parse_args()
+    a = parser.parse_args()
+    if not a.out.parent.is_dir():
+        parser.error(f"--out: {a.out.parent} is not a directory")
+    if not a.build_only and not torch.cuda.is_available():
+        parser.error("the plans run on an NVIDIA GPU, torch sees none; --build-only makes them without")
+    if not a.build_only and not (a.plugins / "libdspine_harness.so").is_file():
+        parser.error(f"--plugins: no libdspine_harness.so in {a.plugins}; python -m dspine_plugins {a.plugins} --harness builds it")
+    return a
 
 
 @torch.no_grad()
@@ -201,6 +209,12 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = False
     backend, forms = open_backend("tensorrt-rtx"), FORMS[:1] if a.no_portable else FORMS
     checkpoint = load_checkpoint(a.drafter).checkpoint
+    if checkpoint.config.transfer is not None and checkpoint.codes is None:
+        raise UsageError(
+            "This drafter stores no transfer_codes, and there is no target here to make them of",
+            where=a.drafter,
+            fix="take one that does: dspine-export build --target vllm or tools/make_random_drafter.py writes them",
+        )
     for form in forms:
         provide_graph(checkpoint, form, a.dtype, folder / form, a.graphs)
     result: dict[str, Any] = {
@@ -272,7 +286,11 @@ def main() -> int:
     """Command line; 1 where no batch size came through."""
     a = parse_arguments()
     with tempfile.TemporaryDirectory() as temporary:
-        result = run(a, a.work or Path(temporary))
+        try:
+            result = run(a, a.work or Path(temporary))
+        except DspineError as error:
+            print(f"bench_segments: error: {error}", file=sys.stderr)
+            return error.exit_code
     print(json.dumps(result, indent=1))
     return 1 if all("failed" in case for case in result["cases"]) else 0
 

@@ -96,13 +96,31 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--repeats", type=int, default=2)
     add("--profile", type=int, nargs="*", default=[], help="batches whose decoding step is taken apart at the end")
     add("--dtype", default="bfloat16")
-    add("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, JSON")
+    add("--engine", type=_engine_arguments, default={}, help="further arguments of vllm.LLM, JSON")
     add(
         "--turns",
         type=Path,
         help="start all engines on the first of --gpus and measure by turns; an empty directory for their queue",
     )
-    return parser.parse_args(argv)
+    a = parser.parse_args(argv)
+    if a.table is not None:
+        if not any((a.table / f"{name}.json").is_file() for name in CONFIGURATIONS):
+            parser.error(f"--table {a.table}: expected a directory with results of this tool ({', '.join(CONFIGURATIONS)}; .json)")
+    elif a.out is None:
+        parser.error("--out is required: a directory for the results")
+    if min(*a.batches, *a.profile, a.prompt, a.tokens, a.repeats) < 1:
+        parser.error("batches, tokens and repeats are positive numbers")
+    return a
+
+
+def _engine_arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected an object of arguments, got {text}")
+    return found
 
 
 def model_files(folder: Path, shape: dict[str, Any], dtype: str) -> tuple[Path, Path, Path]:
@@ -241,6 +259,8 @@ def run_all(a: argparse.Namespace) -> int:
         command += ["--turns", str(a.turns), "--worker"]
         failed = together({name: [*command, name] for name in a.only}, a.gpus[0], a.out, a.turns)
     print(table(a.out))
+    if failed:
+        print(f"bench_vllm: {failed} configurations did not end well; why is at the end of {a.out}/NAME.log", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -265,11 +285,19 @@ def table(folder: Path) -> str:
     return json.dumps(tables, indent=1)
 
 
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"bench_vllm: error: {path} is not a result of this tool ({error!r}); remove it or measure again") from None
+    return found
+
+
 def _figure_table(folder: Path, figure: str) -> dict[int, dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
     for name in CONFIGURATIONS:
         path = folder / f"{name}.json"
-        for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
+        for row in _rows(path) if path.is_file() else ():
             label = name if row["synthetic_length"] is None else f"{name}({row['synthetic_length']:g})"
             if figure in row:
                 rows.setdefault(row["batch"], {})[label] = row[figure]
@@ -284,12 +312,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     a = parse_arguments(argv)
     if a.table is not None:
-        if not a.table.is_dir():
-            raise SystemExit(f"bench_vllm: error: --table {a.table} is not a directory")
         print(table(a.table))
         return 0
-    if a.out is None:
-        raise SystemExit("bench_vllm: error: --out is required")
     a.out.mkdir(parents=True, exist_ok=True)
     if a.worker is None:
         if a.turns is not None:

@@ -16,6 +16,7 @@ import typer
 from dspine_export.cli.guard import command
 from dspine_export.cli.options import AsJson
 
+LARGEST = 1 << 20  # batch or context
 
 def bench(
     source: Annotated[
@@ -64,9 +65,9 @@ def _numbers(where: str, text: str) -> tuple[int, ...]:
     from dspine_export.errors import UsageError
 
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) <= 7 and 0 < int(part) <= 1 << 20 for part in parts):
+    if not all(part.isdecimal() and len(part) <= 7 and 0 < int(part) <= LARGEST for part in parts):
         got = text if len(text) <= 80 else f"{text[:77]}..."
-        raise UsageError("Not a list of sizes", where=where, got=got, expected="positive numbers with commas between")
+        raise UsageError("Not a list of sizes", where=where, got=got, expected=f"numbers from 1 to {LARGEST}, commas between")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 

@@ -18,7 +18,13 @@ from dspine_export.runtime.generate import generate
 from dspine_export.runtime.generation import GenerationResult, Settings
 from dspine_export.runtime.load_target import open_target
 from dspine_export.runtime.lossless import GreedyComparison, compare_greedy
-from dspine_export.runtime.open_executor import DRAFTER_FOLDER, PORTABLE_FOLDER, drafter_folder, open_executor
+from dspine_export.runtime.open_executor import (
+    DRAFTER_FOLDER,
+    PORTABLE_FOLDER,
+    check_executor,
+    drafter_folder,
+    open_executor,
+)
 from dspine_export.runtime.prompts import StreamDecoder, encode_prompt, load_tokenizer
 from dspine_export.runtime.target import TargetExecutor
 
@@ -69,12 +75,13 @@ def open_session(request: RunRequest, progress: Progress) -> Session:
     Raises:
         UsageError, CheckpointError, DependencyError, VerificationError: whatever is unfit.
     """
+    on_cpu = request.device == "cpu"
+    name = request.executor or ("onnxruntime" if on_cpu and is_bundle(request.source) else "torch")
+    check_executor(name, request.weights, request.device)
     if is_bundle(request.source):
         _check_bundle(request.source, progress)
     pair = open_pair(drafter_folder(request.source), request.target_model, Recipe(), progress, finite=False)
-    on_cpu = request.device == "cpu"
     dtype = request.dtype or ("float32" if on_cpu else "bfloat16")
-    name = request.executor or ("onnxruntime" if on_cpu and is_bundle(request.source) else "torch")
     tokenizer = load_tokenizer(request.target_model)
     with progress.stage("load", f"target in {dtype} on {request.device}"):
         taps = pair.checkpoint.config.target_layer_ids

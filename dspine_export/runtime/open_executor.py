@@ -29,6 +29,26 @@ def drafter_folder(source: Path) -> Path:
     return source / DRAFTER_FOLDER if is_bundle(source) else source
 
 
+def check_executor(name: str, weights: str, device: str) -> None:
+    """What `open_executor` refuses whatever the drafter, known before anything is loaded. device: ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError
+    """
+    if name not in EXECUTORS:
+        raise UsageError("Unknown drafter executor", got=name, expected=", ".join(EXECUTORS))
+    if weights not in ("full", "fp8"):
+        raise UsageError("Unknown weight format", where="weights", got=weights, expected="full or fp8")
+    if weights == "fp8" and (name != "torch" or device != "cuda"):
+        raise UsageError(
+            "Only the torch executor on a GPU drafts with float8 weights",
+            where="weights fp8",
+            got=f"executor {name} on {device}",
+            expected="executor torch on cuda",
+            fix="choose those (--executor torch --device cuda), or full weights",
+        )
+
+
 def open_executor(
     name: str, source: Path, embed_tokens: Tensor, lm_head: Tensor, *, weights: str = "full"
 ) -> DrafterExecutor:
@@ -45,14 +65,7 @@ def open_executor(
         UsageError: unknown name, weights that it cannot read, or a checkpoint where a bundle is needed.
         CheckpointError, DependencyError, VerificationError: the drafter, or what must run it, is unfit.
     """
-    if name not in EXECUTORS:
-        raise UsageError("Unknown drafter executor", got=name, expected=", ".join(EXECUTORS))
-    if weights not in ("full", "fp8"):
-        raise UsageError("Unknown weight format", where="weights", got=weights, expected="full or fp8")
-    if weights == "fp8" and (name != "torch" or embed_tokens.device.type != "cuda"):
-        raise UsageError(
-            "Only the torch executor on a GPU drafts with float8 weights", where="weights", got=f"executor {name}"
-        )
+    check_executor(name, weights, embed_tokens.device.type)
     if name in ("torch", "eager"):
         return _open_torch(drafter_folder(source), embed_tokens, lm_head, weights, kernels=name == "torch")
     if not is_bundle(source):

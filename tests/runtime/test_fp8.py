@@ -12,9 +12,13 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from pathlib import Path
+
 from dspine_kernels.linear import Plan
 
 from dspine_export.errors import UsageError
+from dspine_export.pipeline.progress import Silent
+from dspine_export.pipeline.run import RunRequest, open_session
 from dspine_export.runtime.bench.subjects import kinds, random_drafter
 from dspine_export.runtime.float8 import Scratch, own_plan, quantise, scaled_product
 from dspine_export.runtime.fp8_weights import FewFp8Pass, Fp8Layers, ManyFp8Pass, quantise_drafter
@@ -139,6 +143,17 @@ def test_scaled_product(rows: int, columns: int, depth: int) -> None:
         added = residual.clone()
         scaled_product(x8, x_scales, w8, scales, added, residual=added)
         torch.testing.assert_close(added.float(), want + residual.float(), rtol=0.02, atol=0.02 * float(want.std()))
+
+
+def test_a_run_refuses_before_the_target_is_read(tmp_path: Path) -> None:
+    """The sources do not exist, which would be said next."""
+    for executor, weights, words in (
+        ("torch", "fp8", "executor torch on cpu"),
+        (None, "fp9", "full or fp8"),
+        ("fast", "full", "onnxruntime"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_session(RunRequest(tmp_path / "drafter", tmp_path / "target", executor, None, "cpu", weights), Silent())
 
 
 def test_where_it_cannot_be_had(tiny_pair: Pair, tiny: Opened) -> None:

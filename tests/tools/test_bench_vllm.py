@@ -70,6 +70,28 @@ def test_drafters_are_named_by_how_they_are_served(tmp_path: Path) -> None:
         bench_vllm_pair.method_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--out is required"),
+        (["--table", "nowhere"], "expected a directory with results"),
+        (["--out", "x", "--batches", "0"], "positive numbers"),
+        (["--out", "x", "--engine", "{bad"], "not JSON"),
+        (["--out", "x", "--engine", "[1]"], "expected an object"),
+    ],
+)
+def test_mistakes_are_told_at_once(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench_vllm.parse_arguments(arguments)
+    assert stopped.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dspine.json").write_text('{"rows": [')
+    with pytest.raises(SystemExit, match=r"dspine\.json is not a result"):
+        bench_vllm.table(tmp_path)
+
+
 def test_prompts_depend_on_their_arguments_alone() -> None:
     assert random_prompts(2, 5, 3, 151936) == random_prompts(2, 5, 3, 151936)
     assert random_prompts(1, 5, 3, 151936) != random_prompts(1, 5, 4, 151936)

@@ -16,7 +16,7 @@ from dspine_export.vllm.product_weights import is_rounded, matrix, obstacle, row
 
 @dataclass(frozen=True)
 class TapProjection:
-    """weight: e4m3 [d, A*d] with float32 scales [d]: vLLM's own layer rounds the tapped states in a launch three times as long as ours."""
+    """weight: e4m3 [d, A*d] with float32 scales [d]: vLLM's own layer rounds the tapped states in a launch two to three times as long."""
 
     weight: Tensor
     scales: Tensor
